@@ -136,10 +136,13 @@ def worth_trying(rows: float, is_fp8: bool) -> list[ExpertWay]:
         if not is_fp8 and has_warpgroups(DeviceLimits.of(CUDA)):
             ways += [Fp4WarpgroupTiles(256, 3, blocks) for blocks in (5, 7, 13)]
             ways += [Fp4WarpgroupTiles(128, 5, blocks) for blocks in (7, 13)]
+    if is_fp8 and rows > 1:
+        ways.append(GroupedCutlass())
+        if has_warpgroups(DeviceLimits.of(CUDA)):
+            ways += [WarpgroupTiles(3), WarpgroupTiles(4)]
     if is_fp8 and rows >= FEW_ROWS:
         ways += [RoundedTiles(64, stages, 8) for stages in (3, 4)]
         ways += [RoundedTiles(128, stages, warps) for stages, warps in ((3, 8), (2, 16), (3, 16))]
-        ways += [GroupedCutlass(), WarpgroupTiles(3), WarpgroupTiles(4)]
     return ways
 
 

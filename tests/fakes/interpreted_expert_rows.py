@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import torch
 
 from tests.fakes.interpreted_quantised import check_close, fp8_stack
-from workers.layers.cuda.expert_routing import counted
+from workers.layers.cuda.expert_routing import counted, group
 from workers.layers.kept.experts import KeptExperts
 from workers.layers.quantised.expert_cutlass import GroupedCutlass
 from workers.layers.quantised.expert_fp8 import RoundedTiles
-from workers.layers.quantised.expert_rows import place_rows, span_of
+from workers.layers.quantised.expert_rows import place_rows
 from workers.layers.routed_experts import SILU, Gating
 
 BLOCK = 128
@@ -79,12 +79,15 @@ def check_layouts():
     """Scales of a row or of a group side by side are the same."""
     x, ids = torch.randn(3, 256), torch.tensor([[0, 2], [1, 0], [2, 1]], dtype=torch.int32)
     chosen = counted(torch.rand(3, 2), ids, 3)
-    spans = span_of(chosen.counts, 3)
-    assert spans.first_rows.tolist() == [0, 2, 4, 6]
-    one, two = (place_rows(x, chosen, spans, by_row) for by_row in (True, False))
+    (one, grouped), (two, _) = (place_rows(x, chosen, 2, 2, by_row) for by_row in (True, False))
+    want = group(chosen, 2, 1)
+    assert torch.equal(grouped.num_blocks, want.num_blocks)
+    assert torch.equal(grouped.blocks[:, :2], want.blocks[:, :2])
+    assert torch.equal(grouped.pairs, want.pairs)
     assert (one.scales.stride(), two.scales.stride()) == ((2, 1), (1, 6))
-    assert torch.equal(one.scales, two.scales)
-    assert torch.equal(one.values.float(), two.values.float())
+    # The third expert is another rank's: its rows are not written.
+    assert torch.equal(one.scales[:4], two.scales[:4])
+    assert torch.equal(one.values[:4].float(), two.values[:4].float())
 
 
 if __name__ == "__main__":

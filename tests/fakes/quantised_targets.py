@@ -144,12 +144,13 @@ def _kept_expert_variants():
 def _expert_rows_variants():
     """Of Qwen3-30B-A3B: what is launched around products that take rows by expert."""
     types = {**EXPERTS, "first_rows": "*i32", "sizes": "*i32", "strides": "*i64", "rows": "*bf16"}
-    types |= {"num_columns": "i32", "values": "*fp8e4nv", "scales": "*fp32"}
+    types |= {"values": "*fp8e4nv", "scales": "*fp32"}
     experts, options = {"NUM_EXPERTS": 128}, {"num_warps": 4}
-    for kernel, lanes in ((expert_rows._span_kernel, 256), (expert_cutlass._describe_kernel, 128)):
-        yield Variant(kernel, types, {**experts, "EXPERTS": lanes}, options)
+    sizes = {**experts, "EXPERTS": 256, "WIDTH": 768, "HIDDEN_SIZE": 2048}
+    yield Variant(expert_cutlass._describe_kernel, types, sizes, options)
     tokens = {**experts, "NUM_COLUMNS": 2048, "NUM_CHOSEN": 8}
-    yield Variant(expert_rows._place_rows_kernel, types, {**tokens, "GROUPS": 16}, options)
+    places = {**tokens, "NUM_HERE": 128, "EXPERTS": 128, "GROUPS": 16, "ROWS": 128}
+    yield Variant(expert_rows._place_rows_kernel, types, places, options)
     yield Variant(expert_rows._sum_rows_kernel, types, {**tokens, "COLUMNS": 1024}, options)
     gate = {**experts, "WIDTH": 768, "ALPHA": 1.0, "LIMIT": 0.0, "ROWS": 16}
     yield Variant(expert_rows._gate_rows_kernel, types, gate, options)

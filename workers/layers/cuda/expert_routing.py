@@ -161,6 +161,34 @@ def counted(weights: torch.Tensor, ids: torch.Tensor, num_experts: int) -> Chose
     return Chosen(weights, ids, ranks, counts)
 
 
+def _run_write_blocks(
+    count: tl.tensor,
+    first: tl.tensor,
+    blocks: tl.tensor,
+    num_blocks: tl.tensor,
+    max_blocks: tl.tensor,
+    NUM_HERE: tl.constexpr,  # noqa: N803
+    EXPERTS: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+) -> None:
+    """As ExpertBlocks has them. count, first: pairs of each expert and those before; experts from
+    NUM_HERE on have no blocks."""
+    experts = tl.arange(0, EXPERTS)
+    own_blocks = tl.where(experts < NUM_HERE, (count + ROWS - 1) // ROWS, 0)
+    block = tl.cumsum(own_blocks, axis=0) - own_blocks
+    tl.store(num_blocks, tl.sum(own_blocks, axis=0))
+    for turn in range(tl.max(own_blocks, axis=0)):
+        is_there = turn < own_blocks
+        at = blocks + block + turn
+        tl.store(at, experts, mask=is_there)
+        tl.store(at + max_blocks, first + turn * ROWS, mask=is_there)
+        rows = tl.minimum(count - turn * ROWS, ROWS)
+        tl.store(at + 2 * max_blocks, rows, mask=is_there)
+
+
+write_blocks = triton.jit(_run_write_blocks)
+
+
 def _group(  # noqa: PLR0913
     ids: tl.tensor,
     ranks: tl.tensor,
@@ -193,18 +221,8 @@ def _group(  # noqa: PLR0913
     place += tl.load(ranks + pair, mask=is_real, other=0)
     tl.store(pairs + place, pair, mask=is_real)
     if tl.program_id(0) == 0:
-        own_blocks = (count + ROWS - 1) // ROWS
-        if NUM_ELSEWHERE > 0:
-            own_blocks = tl.where(experts < NUM_EXPERTS - NUM_ELSEWHERE, own_blocks, 0)
-        block = tl.cumsum(own_blocks, axis=0) - own_blocks
-        tl.store(num_blocks, tl.sum(own_blocks, axis=0))
-        for turn in range(tl.max(own_blocks, axis=0)):
-            is_there = turn < own_blocks
-            at = blocks + block + turn
-            tl.store(at, experts, mask=is_there)
-            tl.store(at + max_blocks, first + turn * ROWS, mask=is_there)
-            rows = tl.minimum(count - turn * ROWS, ROWS)
-            tl.store(at + 2 * max_blocks, rows, mask=is_there)
+        NUM_HERE: tl.constexpr = NUM_EXPERTS - NUM_ELSEWHERE  # noqa: N806
+        write_blocks(count, first, blocks, num_blocks, max_blocks, NUM_HERE, EXPERTS, ROWS)
         if COUNTERS > 0:
             for start in range(0, num_counters, COUNTERS):
                 counter = start + tl.arange(0, COUNTERS)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -23,14 +24,13 @@ from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.stacks import Fp8Stack
 from workers.layers.quantised.expert_fp8 import fp8_stack
 from workers.layers.quantised.expert_rows import (
-    ExpertSpans,
     gate_rows,
     place_rows,
-    span_of,
     sum_rows,
 )
 from workers.layers.quantised.fp8_rounding import Rounded
 
+_BLOCK_ROWS = 128
 _LAYOUT_WORDS = 5
 """Of 32 bits, of an expert's layout of scales."""
 _WORKSPACE_BYTES = 1 << 17
@@ -41,26 +41,35 @@ GroupedMM = Callable[..., None]
 a, b and output, layouts of both scales, problem sizes, first rows, workspace)."""
 
 
-def _describe(
+def _describe(  # noqa: PLR0913
     counts: tl.tensor,
+    first_rows: tl.tensor,
     sizes: tl.tensor,
     strides: tl.tensor,
-    num_rows: tl.tensor,
-    num_columns: tl.tensor,
+    WIDTH: tl.constexpr,  # noqa: N803
+    HIDDEN_SIZE: tl.constexpr,  # noqa: N803
     NUM_EXPERTS: tl.constexpr,  # noqa: N803
     EXPERTS: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    """One program. num_rows, num_columns: of an expert's matrix."""
+    """One program; EXPERTS has a lane more than there are experts."""
     begin_dependent(IS_DEPENDENT)
     experts = tl.arange(0, EXPERTS)
     is_expert = experts < NUM_EXPERTS
     count = tl.load(counts + experts, mask=is_expert, other=0)
-    tl.store(sizes + experts * 3, count, mask=is_expert)
-    tl.store(sizes + experts * 3 + 1, num_rows, mask=is_expert)
-    tl.store(sizes + experts * 3 + 2, num_columns, mask=is_expert)
-    tl.store(strides + experts, num_columns, mask=is_expert)
-    tl.store(strides + NUM_EXPERTS + experts, num_rows, mask=is_expert)
+    # The lane behind the last expert counts nothing: it has the sum.
+    first = tl.cumsum(count, axis=0) - count
+    tl.store(first_rows + experts, first, mask=experts <= NUM_EXPERTS)
+    for product in tl.static_range(2):
+        num_rows = 2 * WIDTH if product == 0 else HIDDEN_SIZE
+        num_columns = HIDDEN_SIZE if product == 0 else WIDTH
+        at = sizes + (product * NUM_EXPERTS + experts) * 3
+        tl.store(at, count, mask=is_expert)
+        tl.store(at + 1, num_rows, mask=is_expert)
+        tl.store(at + 2, num_columns, mask=is_expert)
+        stride_at = strides + 2 * product * NUM_EXPERTS + experts
+        tl.store(stride_at, num_columns, mask=is_expert)
+        tl.store(stride_at + NUM_EXPERTS, num_rows, mask=is_expert)
 
 
 _describe_kernel = triton.jit(_describe)
@@ -80,30 +89,38 @@ class GroupedCutlass:
             raise ValueError("products in FP8 add no bias")
         multiply = load_grouped_mm()
         gate_up, down = fp8_stack(experts.gate_up), fp8_stack(experts.down)
-        spans = span_of(chosen.counts, down.num_matrices)
-        rows = place_rows(hidden, chosen, spans, by_row=True)
-        both = _multiplied(multiply, rows, gate_up, spans, chosen.counts, hidden.dtype)
-        activated = gate_rows(both, spans, experts.gating)
-        products = _multiplied(multiply, activated, down, spans, chosen.counts, hidden.dtype)
-        return sum_rows(products, chosen, spans).unsqueeze(0)
+        first_rows, one, two = _described(chosen.counts, down)
+        rows, _ = place_rows(hidden, chosen, _BLOCK_ROWS, down.num_matrices, by_row=True)
+        both = _multiplied(multiply, rows, gate_up, first_rows, one, hidden.dtype)
+        activated = gate_rows(both, first_rows, experts.gating)
+        products = _multiplied(multiply, activated, down, first_rows, two, hidden.dtype)
+        return sum_rows(products, chosen, first_rows).unsqueeze(0)
+
+
+class _Problems(NamedTuple):
+    """A product of each expert. sizes: int32 (experts, 3), its rows, output and input columns;
+    depths, widths: int64 (experts,), elements from row to row of the input and of the output."""
+
+    sizes: torch.Tensor
+    depths: torch.Tensor
+    widths: torch.Tensor
 
 
 def _multiplied(
     multiply: GroupedMM,
     rows: Rounded,
     stack: Fp8Stack,
-    spans: ExpertSpans,
-    counts: torch.Tensor,
+    first_rows: torch.Tensor,
+    problems: _Problems,
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """Each expert's rows times its matrix, (rows, stack.rows); what lies behind the experts' rows
     is not written."""
-    num, device = spans.num_experts, counts.device
+    num, device = stack.num_matrices, first_rows.device
     out = torch.empty((rows.values.shape[0], stack.rows), dtype=dtype, device=device)
     pointers = torch.empty((5, num), dtype=torch.int64, device=device)
     layouts = torch.empty((2, num, _LAYOUT_WORDS), dtype=torch.int32, device=device)
     workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-    sizes, (depths, widths) = _described(counts, stack)
     multiply(
         out,
         *pointers,
@@ -111,37 +128,40 @@ def _multiplied(
         stack.values.transpose(1, 2),
         rows.scales,
         stack.scales.transpose(1, 2),
-        depths,
-        depths,
-        widths,
+        problems.depths,
+        problems.depths,
+        problems.widths,
         *layouts,
-        sizes,
-        spans.first_rows[:num],
+        problems.sizes,
+        first_rows[:num],
         workspace,
     )
     return out
 
 
-def _described(counts: torch.Tensor, stack: Fp8Stack) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each expert: int32 (experts, 3), its rows, output and input columns; int64 (2, experts),
-    elements from row to row of the input and of the output."""
-    num, device = stack.num_matrices, counts.device
-    sizes = torch.empty((num, 3), dtype=torch.int32, device=device)
-    strides = torch.empty((2, num), dtype=torch.int64, device=device)
+def _described(counts: torch.Tensor, down: Fp8Stack) -> tuple[torch.Tensor, _Problems, _Problems]:
+    """int32 (experts + 1,), where each expert's rows begin and where the last one's end; and both
+    products."""
+    num, device = down.num_matrices, counts.device
+    first_rows = torch.empty(num + 1, dtype=torch.int32, device=device)
+    sizes = torch.empty((2, num, 3), dtype=torch.int32, device=device)
+    strides = torch.empty((2, 2, num), dtype=torch.int64, device=device)
     is_dependent = dependent_launch(counts)
     _describe_kernel[(1,)](
         counts,
+        first_rows,
         sizes,
         strides,
-        stack.rows,
-        stack.columns,
+        WIDTH=down.columns,
+        HIDDEN_SIZE=down.rows,
         NUM_EXPERTS=num,
-        EXPERTS=next_power_of_2(num),
+        EXPERTS=next_power_of_2(num + 1),
         IS_DEPENDENT=is_dependent,
         num_warps=4,
         launch_pdl=is_dependent,
     )
-    return sizes, strides
+    one, two = (_Problems(sizes[i], strides[i, 0], strides[i, 1]) for i in range(2))
+    return first_rows, one, two
 
 
 def load_grouped_mm() -> GroupedMM:

@@ -5,14 +5,17 @@ pairs of a token and a choice lie by expert, and a token's row is written to the
 pairs. Knows no product.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from workers.layers.cuda.expert_gating import gated
-from workers.layers.cuda.expert_routing import Chosen
+from workers.layers.cuda.expert_routing import (
+    Chosen,
+    ExpertBlocks,
+    max_blocks_of,
+    write_blocks,
+)
 from workers.layers.cuda.launch import begin_dependent, dependent_launch, next_power_of_2
 from workers.layers.kept.fp8 import BLOCK
 from workers.layers.quantised.fp8_rounding import Rounded, to_fp8
@@ -23,119 +26,102 @@ _GATED_ROWS = 16
 _SUMMED_COLUMNS = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertSpans:
-    """Where each of E experts' rows lie. first_rows: int32 (E + 1,), the last one being the number
-    of rows that any of them has: rows of other ranks' experts lie behind it."""
-
-    first_rows: torch.Tensor
-
-    @property
-    def num_experts(self) -> int:
-        return self.first_rows.shape[0] - 1
-
-
-def _span(
-    counts: tl.tensor,
-    first_rows: tl.tensor,
-    NUM_EXPERTS: tl.constexpr,  # noqa: N803
-    EXPERTS: tl.constexpr,  # noqa: N803
-    IS_DEPENDENT: tl.constexpr,  # noqa: N803
-) -> None:
-    """One program."""
-    begin_dependent(IS_DEPENDENT)
-    experts = tl.arange(0, EXPERTS)
-    count = tl.load(counts + experts, mask=experts < NUM_EXPERTS, other=0)
-    first = tl.cumsum(count, axis=0) - count
-    # Behind the last expert nothing is counted: its lane has the sum.
-    tl.store(first_rows + experts, first, mask=experts <= NUM_EXPERTS)
-
-
-_span_kernel = triton.jit(_span)
-
-
-def span_of(counts: torch.Tensor, num_experts: int) -> ExpertSpans:
-    """counts: int32 (at least num_experts,), of pairs: other ranks' experts' are the last."""
-    first_rows = torch.empty(num_experts + 1, dtype=torch.int32, device=counts.device)
-    is_dependent = dependent_launch(counts)
-    _span_kernel[(1,)](
-        counts,
-        first_rows,
-        NUM_EXPERTS=num_experts,
-        EXPERTS=next_power_of_2(num_experts + 1),
-        IS_DEPENDENT=is_dependent,
-        num_warps=4,
-        launch_pdl=is_dependent,
-    )
-    return ExpertSpans(first_rows)
-
-
 def _place_rows(  # noqa: PLR0913
     x: tl.tensor,
     ids: tl.tensor,
     ranks: tl.tensor,
-    first_rows: tl.tensor,
+    counts: tl.tensor,
     values: tl.tensor,
     scales: tl.tensor,
+    pairs: tl.tensor,
+    blocks: tl.tensor,
+    num_blocks: tl.tensor,
+    max_blocks: tl.tensor,
     row_stride: tl.tensor,
     group_stride: tl.tensor,
     NUM_COLUMNS: tl.constexpr,  # noqa: N803
     NUM_CHOSEN: tl.constexpr,  # noqa: N803
     NUM_EXPERTS: tl.constexpr,  # noqa: N803
+    NUM_HERE: tl.constexpr,  # noqa: N803
+    EXPERTS: tl.constexpr,  # noqa: N803
     GROUPS: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Program (token, GROUPS of its groups). Strides are of scales."""
+    """Program (token, GROUPS of its groups); the first one writes the blocks too. Strides are of
+    scales."""
     begin_dependent(IS_DEPENDENT)
-    token = tl.program_id(0)
-    groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    experts = tl.arange(0, EXPERTS)
+    count = tl.load(counts + experts, mask=experts < NUM_EXPERTS, other=0)
+    before = tl.cumsum(count, axis=0) - count
+    token, part = tl.program_id(0), tl.program_id(1)
+    if token + part == 0:
+        write_blocks(count, before, blocks, num_blocks, max_blocks, NUM_HERE, EXPERTS, ROWS)
+    groups = part * GROUPS + tl.arange(0, GROUPS)
     columns = groups[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]
     is_group = groups < NUM_COLUMNS // _BLOCK
     at = x + token.to(tl.int64) * NUM_COLUMNS + columns
-    part = tl.load(at, mask=is_group[:, None], other=0.0).to(tl.float32)
-    rounded, scale = to_fp8(part, values.dtype.element_ty)
+    row = tl.load(at, mask=is_group[:, None], other=0.0).to(tl.float32)
+    rounded, scale = to_fp8(row, values.dtype.element_ty)
     for choice in tl.static_range(NUM_CHOSEN):
         pair = token * NUM_CHOSEN + choice
         expert = tl.load(ids + pair)
-        # Rows of other ranks' experts are not written.
-        is_own = groups < tl.where(expert < NUM_EXPERTS, NUM_COLUMNS // _BLOCK, 0)
-        first = tl.load(first_rows + tl.minimum(expert, NUM_EXPERTS))
+        first = tl.sum(tl.where(experts == expert, before, 0), axis=0)
         place = (first + tl.load(ranks + pair)).to(tl.int64)
+        tl.store(pairs + place, pair, mask=part == 0)
+        # Rows of other ranks' experts are not written.
+        is_own = groups < tl.where(expert < NUM_HERE, NUM_COLUMNS // _BLOCK, 0)
         tl.store(values + place * NUM_COLUMNS + columns, rounded, mask=is_own[:, None])
-        scale_at = scales + place * row_stride + groups * group_stride
-        tl.store(scale_at, scale, mask=is_own)
+        tl.store(scales + place * row_stride + groups * group_stride, scale, mask=is_own)
 
 
-_place_rows_kernel = triton.jit(_place_rows, do_not_specialize=["row_stride", "group_stride"])
+_STEP_VALUES = ("max_blocks", "row_stride", "group_stride")
+_place_rows_kernel = triton.jit(_place_rows, do_not_specialize=_STEP_VALUES)
 
 
-def place_rows(x: torch.Tensor, chosen: Chosen, spans: ExpertSpans, by_row: bool) -> Rounded:
+def place_rows(
+    x: torch.Tensor, chosen: Chosen, block_rows: int, num_here: int, by_row: bool
+) -> tuple[Rounded, ExpertBlocks]:
     """x (n, columns), contiguous, columns a multiple of 128 -> values (n * k, columns), scales
-    (n * k, columns / 128), by expert. by_row: whether a row's scales lie together or a group's."""
+    (n * k, columns / 128), by expert, and what group makes of the pairs. by_row: whether a row's
+    scales lie together or a group's. num_here: experts of this rank, the first ones; rows of others
+    are not written."""
     num_tokens, num_columns = x.shape
     num_chosen, num_groups = chosen.ids.shape[1], num_columns // BLOCK
-    num_pairs = num_tokens * num_chosen
+    num_pairs, num_experts = num_tokens * num_chosen, chosen.counts.shape[0]
     values = torch.empty((num_pairs, num_columns), dtype=torch.float8_e4m3fn, device=x.device)
     scales = _scales(num_pairs, num_groups, by_row, x.device)
+    max_blocks = max_blocks_of(num_pairs, num_experts, block_rows)
+    pairs = torch.empty(num_pairs, dtype=torch.int32, device=x.device)
+    blocks = torch.empty((3, max_blocks), dtype=torch.int32, device=x.device)
+    num_blocks = torch.empty(1, dtype=torch.int32, device=x.device)
     groups = min(16, next_power_of_2(num_groups))
     is_dependent = dependent_launch(x)
     _place_rows_kernel[(num_tokens, triton.cdiv(num_groups, groups))](
         x,
         chosen.ids,
         chosen.ranks,
-        spans.first_rows,
+        chosen.counts,
         values,
         scales,
+        pairs,
+        blocks,
+        num_blocks,
+        max_blocks,
         *scales.stride(),
         NUM_COLUMNS=num_columns,
         NUM_CHOSEN=num_chosen,
-        NUM_EXPERTS=spans.num_experts,
+        NUM_EXPERTS=num_experts,
+        NUM_HERE=num_here,
+        EXPERTS=next_power_of_2(num_experts),
         GROUPS=groups,
+        ROWS=block_rows,
         IS_DEPENDENT=is_dependent,
         num_warps=4,
         launch_pdl=is_dependent,
     )
-    return Rounded(values, scales)
+    grouped = ExpertBlocks(pairs, blocks, num_blocks, block_rows, num_blocks[:0])
+    return Rounded(values, scales), grouped
 
 
 def _gate_rows(  # noqa: PLR0913
@@ -170,19 +156,20 @@ def _gate_rows(  # noqa: PLR0913
 _gate_rows_kernel = triton.jit(_gate_rows)
 
 
-def gate_rows(gate_up: torch.Tensor, spans: ExpertSpans, gating: Gating) -> Rounded:
+def gate_rows(gate_up: torch.Tensor, first_rows: torch.Tensor, gating: Gating) -> Rounded:
     """gate_up (rows, 2 * width), gate over up, width a multiple of 128 -> values (rows, width),
-    scales (rows, width / 128), a row's together."""
+    scales (rows, width / 128), a row's together. first_rows: int32 (experts + 1,), where each
+    expert's begin and where the last one's end."""
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     values = torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=gate_up.device)
     scales = _scales(num_rows, width // BLOCK, True, gate_up.device)
     is_dependent = dependent_launch(gate_up)
     _gate_rows_kernel[(width // BLOCK, triton.cdiv(num_rows, _GATED_ROWS))](
         gate_up,
-        spans.first_rows,
+        first_rows,
         values,
         scales,
-        NUM_EXPERTS=spans.num_experts,
+        NUM_EXPERTS=first_rows.shape[0] - 1,
         WIDTH=width,
         ALPHA=gating.alpha,
         LIMIT=gating.limit,
@@ -229,9 +216,9 @@ def _sum_rows(  # noqa: PLR0913
 _sum_rows_kernel = triton.jit(_sum_rows)
 
 
-def sum_rows(rows: torch.Tensor, chosen: Chosen, spans: ExpertSpans) -> torch.Tensor:
+def sum_rows(rows: torch.Tensor, chosen: Chosen, first_rows: torch.Tensor) -> torch.Tensor:
     """rows (n * k, columns) by expert -> (n, columns): each token's, times its choices' weights,
-    added up in float32. What other ranks' experts make is left out."""
+    added up in float32. first_rows: as gate_rows. What other ranks' experts make is left out."""
     num_tokens, num_chosen = chosen.ids.shape
     num_columns = rows.shape[1]
     out = torch.empty((num_tokens, num_columns), dtype=rows.dtype, device=rows.device)
@@ -242,11 +229,11 @@ def sum_rows(rows: torch.Tensor, chosen: Chosen, spans: ExpertSpans) -> torch.Te
         chosen.ids,
         chosen.ranks,
         chosen.weights,
-        spans.first_rows,
+        first_rows,
         out,
         NUM_COLUMNS=num_columns,
         NUM_CHOSEN=num_chosen,
-        NUM_EXPERTS=spans.num_experts,
+        NUM_EXPERTS=first_rows.shape[0] - 1,
         COLUMNS=columns,
         IS_DEPENDENT=is_dependent,
         num_warps=4,

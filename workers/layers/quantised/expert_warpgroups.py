@@ -14,14 +14,14 @@ import torch
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from workers.layers.cuda.expert_routing import Chosen, ExpertBlocks, group
+from workers.layers.cuda.expert_routing import Chosen, ExpertBlocks
 from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.fp8 import BLOCK
 from workers.layers.kept.stacks import Fp8Stack
 from workers.layers.quantised.expert_fp8 import fp8_stack
 from workers.layers.quantised.expert_gluon import activate_kernel, project_kernel
 from workers.layers.quantised.expert_gluon_parts import WarpgroupShape
-from workers.layers.quantised.expert_rows import place_rows, span_of
+from workers.layers.quantised.expert_rows import place_rows
 from workers.layers.quantised.fp8_rounding import Rounded
 
 _BLOCK_ROWS = 128
@@ -47,9 +47,8 @@ class WarpgroupTiles:
         gate_up, down = fp8_stack(experts.gate_up), fp8_stack(experts.down)
         if down.rows % (2 * BLOCK) != 0:
             raise ValueError(f"{down.rows} output columns are not pairs of blocks")
-        grouped = group(chosen, _BLOCK_ROWS, int(num_parts > 1))
-        spans = span_of(chosen.counts, down.num_matrices)
-        rows = place_rows(hidden, chosen, spans, by_row=False)
+        num_here = down.num_matrices
+        rows, grouped = place_rows(hidden, chosen, _BLOCK_ROWS, num_here, by_row=False)
         activated = self._activated(rows, experts, gate_up, grouped)
         return self._projected(activated, chosen.weights, down, grouped, num_parts > 1, hidden)
 
