@@ -10,9 +10,13 @@ import numpy as np
 
 from tests.fakes import gluon_by_threads as threads
 from tests.fakes.gluon_by_threads import Int
-from workers.layers.quantised import fp4_warpgroup_parts, fp4_warpgroups
+from workers.layers.quantised import (
+    fp4_warpgroup_parts,
+    fp4_warpgroup_stores,
+    fp4_warpgroups,
+)
 
-MODULES = (fp4_warpgroup_parts, fp4_warpgroups)
+MODULES = (fp4_warpgroup_parts, fp4_warpgroup_stores, fp4_warpgroups)
 MAGNITUDES = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
@@ -150,6 +154,8 @@ def run(monkeypatch, arguments, num_programs):
         "warpgroup_mma": finished,
         "warpgroup_mma_wait": await_products,
         "pairs_of": pairs_of,
+        "sigmoid": lambda values, alpha: 1.0 / (1.0 + np.exp(-alpha * values)),
+        "rounded": lambda values: values,
         "sum_layout": lambda tokens: None,
         "word_layout": lambda is_gated: None,
         "store_layout": lambda tokens, is_gated: None,

@@ -23,6 +23,8 @@ from workers.layers.quantised.fp4_values import pair_assembly
 
 GROUP_ROWS = gl.constexpr(64)
 """Of a tile's weights, those that a warpgroup has."""
+BOX_ROWS = gl.constexpr(32)
+"""Rows of weights that one copy brings: a warpgroup's gates, or its ups, or half its columns."""
 TURN_WORDS = gl.constexpr(16)
 HALF_COLUMNS = gl.constexpr(64)
 """Columns of x that lie side by side in shared memory: 128 bytes, half a turn."""

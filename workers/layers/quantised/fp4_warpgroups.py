@@ -2,8 +2,8 @@
 
 A program stays on its multiprocessor and takes tile after tile of an expert's product: 128 rows of
 weights and a block of up to 256 tokens. One warp brings both to shared memory by TMA, words of
-weights as they are kept; two warpgroups have 64 rows each (fp4_warpgroup_parts.py).
-Knows no routing. Imports Triton.
+weights as they are kept; two warpgroups have 64 rows each (fp4_warpgroup_parts.py) and store what
+comes of them (fp4_warpgroup_stores.py). Knows no routing. Imports Triton.
 
 Everywhere: shape is a WarpgroupShape, known when the kernel is compiled.
 """
@@ -17,17 +17,15 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from workers.layers.quantised.fp4_warpgroup_parts import (
+    BOX_ROWS,
     GROUP_ROWS,
     HALF_COLUMNS,
     TURN_WORDS,
-    store_layout,
     sum_turns,
     word_layout,
 )
+from workers.layers.quantised.fp4_warpgroup_stores import store_gated, store_weighed
 
-LOG2_E = gl.constexpr(1.4426950408889634)
-BOX_ROWS = gl.constexpr(32)
-"""Rows of weights that one copy brings: a warpgroup's gates, or its ups, or half its columns."""
 BOX_TOKENS = gl.constexpr(128)
 _CONSUMER_REGISTERS = gl.constexpr(240)
 _PRODUCER_REGISTERS = gl.constexpr(24)
@@ -135,96 +133,6 @@ def _produce(
 
 
 produce = gluon.jit(_produce)
-
-
-def _gated(gate: gl.tensor, up: gl.tensor, dtype: gl.constexpr, shape: gl.constexpr) -> gl.tensor:
-    """As expert_gating.gated."""
-    if shape.limit > 0:
-        # Not minimum and maximum: what is no number has to stay none.
-        gate = gl.where(gate > shape.limit, shape.limit, gate)
-        up = gl.where(up > shape.limit, shape.limit, gl.where(up < -shape.limit, -shape.limit, up))
-        up = up + 1.0
-    share = 1.0 / (1.0 + gl.exp2(gate * (-shape.alpha * LOG2_E)))
-    return ((gate * share).to(dtype).to(gl.float32) * up).to(dtype)
-
-
-gated = gluon.jit(_gated)
-
-
-def _store_gated(
-    total: gl.tensor,
-    bias: gl.tensor,
-    out: gl.tensor,
-    span: gl.tensor,
-    column_tile: gl.tensor,
-    tokens: gl.constexpr,
-    part: gl.constexpr,
-    shape: gl.constexpr,
-) -> None:
-    """What a warpgroup's 32 gates leave, at their places by expert. span: expert, the block's first
-    place and its number of tokens."""
-    expert, first, num_tokens = span
-    layout: gl.constexpr = store_layout(tokens, True)
-    pairs = total.reshape([4, 2, 8, tokens]).permute([0, 2, 3, 1])
-    gate, up = gl.split(pairs)
-    gate = gl.convert_layout(gate.reshape([BOX_ROWS, tokens]), layout, assert_trivial=True)
-    up = gl.convert_layout(up.reshape([BOX_ROWS, tokens]), layout, assert_trivial=True)
-    column = column_tile * GROUP_ROWS + part * BOX_ROWS
-    columns = column + gl.arange(0, BOX_ROWS, gl.SliceLayout(1, layout))
-    is_column = columns < shape.width
-    if shape.has_bias:
-        bias_at = bias + expert * (2 * shape.width) + columns
-        gate += gl.load(bias_at, mask=is_column, other=0.0).to(gl.float32)[:, None]
-        up += gl.load(bias_at + shape.width, mask=is_column, other=0.0).to(gl.float32)[:, None]
-    dtype: gl.constexpr = out.dtype.element_ty
-    rows = gl.arange(0, tokens, gl.SliceLayout(0, layout))
-    at = out + (first + rows).to(gl.int64)[None, :] * shape.width + columns[:, None]
-    is_real = (rows < num_tokens)[None, :] & is_column[:, None]
-    gl.store(at, gated(gate, up, dtype, shape), mask=is_real)
-
-
-store_gated = gluon.jit(_store_gated)
-
-
-def _store_weighed(  # noqa: PLR0913
-    total: gl.tensor,
-    bias: gl.tensor,
-    weights: gl.tensor,
-    pairs: gl.tensor,
-    out: gl.tensor,
-    span: gl.tensor,
-    column_tile: gl.tensor,
-    out_tokens: gl.tensor,
-    tokens: gl.constexpr,
-    part: gl.constexpr,
-    shape: gl.constexpr,
-) -> None:
-    """A warpgroup's 64 columns times their tokens' weights, at (choice, token). span: as
-    store_gated."""
-    expert, first, num_tokens = span
-    layout: gl.constexpr = store_layout(tokens, False)
-    values = total.reshape([4, 2, 8, tokens]).permute([0, 2, 1, 3]).reshape([GROUP_ROWS, tokens])
-    values = gl.convert_layout(values, layout, assert_trivial=True)
-    column = column_tile * (2 * GROUP_ROWS) + part * GROUP_ROWS
-    columns = column + gl.arange(0, GROUP_ROWS, gl.SliceLayout(1, layout))
-    is_column = columns < shape.width
-    if shape.has_bias:
-        bias_at = bias + expert * shape.width + columns
-        values += gl.load(bias_at, mask=is_column, other=0.0).to(gl.float32)[:, None]
-    # A lane looks up its own tokens' pairs and gets the others' by way of shared memory.
-    lanes: gl.constexpr = gl.BlockedLayout([tokens // 128], [32], [4], [0])
-    rows = gl.arange(0, tokens, lanes)
-    pair = gl.load(pairs + first + rows, mask=rows < num_tokens, other=0)
-    weight = gl.load(weights + pair, mask=rows < num_tokens, other=0.0)
-    to = pair % shape.num_chosen * out_tokens + pair // shape.num_chosen
-    token: gl.constexpr = gl.SliceLayout(0, layout)
-    product = (values * gl.convert_layout(weight, token)[None, :]).to(out.dtype.element_ty)
-    to = gl.convert_layout(gl.where(rows < num_tokens, to, -1), token)
-    at = out + to.to(gl.int64)[None, :] * shape.width + columns[:, None]
-    gl.store(at, product, mask=(to >= 0)[None, :] & is_column[:, None])
-
-
-store_weighed = gluon.jit(_store_weighed)
 
 
 def _make_tile(  # noqa: PLR0913
