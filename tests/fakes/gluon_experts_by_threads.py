@@ -78,6 +78,7 @@ def run(monkeypatch, name, arguments, num_programs):
         "tma": SimpleNamespace(async_copy_global_to_shared=copy),
         "product_layout": lambda: None,
         "stored_layout": lambda items: None,
+        "begin_dependent": lambda: None,
         "reciprocal": lambda value: 1.0 / value,
         "GROUP_ROWS": 64,
         "BLOCK": 128,

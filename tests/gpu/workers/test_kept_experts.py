@@ -5,10 +5,11 @@ import torch
 
 pytest.importorskip("triton")
 
+from attention.kernels.providers import probe_gluon
 from tests.fakes.quantised_checkpoints import quantise_folder
 from tests.fakes.tiny_models import MIXTURES, VOCAB_SIZE, TinyModel, save_tiny_model
 from tests.gpu.engines import CUDA, GREEDY, generate, prompts_of
-from tests.gpu.needs import NEEDS_GPU, NEEDS_HOPPER
+from tests.gpu.needs import HAS_GPU, NEEDS_GPU, NEEDS_HOPPER
 from tests.unit.workers.loading.test_quantised_experts import STACKS, WIDE, quantise_stacks
 from workers.config import EngineConfig
 from workers.layers.cuda.expert_routing import choose_by_softmax
@@ -39,7 +40,14 @@ ROUNDED_TO_FP8 = 5e-2
 """The same with activations of both in FP8."""
 ROUNDED_ALIKE = 3e-2
 """Of two ways to FP8: where one rounds to 16 bits before, some values become their neighbours."""
-FP8_WAYS = (GroupedCutlass(), WarpgroupTiles(3), WarpgroupTiles(4))
+NEEDS_GLUON = pytest.mark.skipif(
+    not (HAS_GPU and probe_gluon().is_available), reason="another Triton than Gluon's"
+)
+FP8_WAYS = (
+    GroupedCutlass(),
+    pytest.param(WarpgroupTiles(3), marks=NEEDS_GLUON),
+    pytest.param(WarpgroupTiles(4), marks=NEEDS_GLUON),
+)
 FEW_ROWS = max(most for most, way in TABLES[Fp8Stack] if isinstance(way, AsKept | InSplits))
 
 

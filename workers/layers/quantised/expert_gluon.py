@@ -12,12 +12,16 @@ tile, the one behind the last and the step; blocks are ExpertBlocks' tensor and 
 
 from __future__ import annotations
 
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from workers.layers.quantised.expert_gluon_parts import (
     BLOCK,
     GROUP_ROWS,
+    WarpgroupShape,
+    begin_dependent,
     bring,
     make_room,
     product_layout,
@@ -215,6 +219,7 @@ def _activate(  # noqa: PLR0913
     stores, barriers = make_room(rows_map, weight_map, shape)
     results = gl.allocate_shared_memory(rows_map.dtype, [2, GROUP_ROWS, BLOCK], rows_map.layout)
     room = (stores, barriers, results)
+    begin_dependent()
     last = gl.load(num_blocks) * shape.num_tiles
     span = (gl.program_id(0), last, gl.num_programs(0))
     places, outs, rows = (blocks, max_blocks), (out, out_scales, num_rows), (row_scales, num_rows)
@@ -317,6 +322,7 @@ def _project(  # noqa: PLR0913
     layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     results = gl.allocate_shared_memory(out.dtype.element_ty, [2, GROUP_ROWS, BLOCK], layout)
     room = (stores, barriers, results)
+    begin_dependent()
     last = gl.load(num_blocks) * shape.num_tiles
     span = (gl.program_id(0), last, gl.num_programs(0))
     places, outs, rows = (blocks, max_blocks), (out, num_tokens), (row_scales, num_rows)
@@ -336,6 +342,15 @@ def _project(  # noqa: PLR0913
         [_CONSUMER_REGISTERS, _PRODUCER_REGISTERS],
     )
 
+
+def describe(matrices: torch.Tensor) -> TensorDescriptor:
+    """Of float8_e4m3fn (..., columns), contiguous, as one matrix, a block at a time."""
+    matrix = matrices.view(-1, matrices.shape[-1])
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
+    return TensorDescriptor.from_tensor(matrix, [BLOCK.value, BLOCK.value], layout)
+
+
+__all__ = ["WarpgroupShape", "activate_kernel", "describe", "project_kernel"]
 
 # Numbers that differ from step to step make no kernels of their own.
 activate_kernel = gluon.jit(_activate, do_not_specialize=["max_blocks", "num_rows"])

@@ -66,6 +66,21 @@ product_layout = gluon.constexpr_function(_product_layout)
 stored_layout = gluon.constexpr_function(_stored_layout)
 
 
+def _begin_dependent() -> None:
+    """As launch.begin_dependent: by the first warpgroup, before the others begin."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; griddepcontrol.wait; // $0",
+        "=r",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+begin_dependent = gluon.jit(_begin_dependent)
+
+
 def _make_room(rows_map: gl.tensor, weight_map: gl.tensor, shape: gl.constexpr) -> gl.tensor:
     """stores and barriers. Maps are descriptors, of (128, 128) each."""
     layout: gl.constexpr = rows_map.layout

@@ -6,21 +6,17 @@ bring them. Results lie at (choice, token), as those of other tiles do. Knows no
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from workers.layers.cuda.expert_routing import Chosen, ExpertBlocks
 from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.fp8 import BLOCK
 from workers.layers.kept.stacks import Fp8Stack
 from workers.layers.quantised.expert_fp8 import fp8_stack
-from workers.layers.quantised.expert_gluon import activate_kernel, project_kernel
-from workers.layers.quantised.expert_gluon_parts import WarpgroupShape
 from workers.layers.quantised.expert_rows import place_rows
 from workers.layers.quantised.fp8_rounding import Rounded
 
@@ -60,10 +56,11 @@ class WarpgroupTiles:
         values = torch.empty((num_rows, width), dtype=rows.values.dtype, device=device)
         scales = torch.empty((width // BLOCK, num_rows), device=device)
         shape = self._shape(gate_up, width // BLOCK, BLOCK, width, 1)
-        activate_kernel[(_num_programs(grouped, shape),)](
-            _map(rows.values),
+        kernels = _kernels()
+        kernels.activate_kernel[(_num_programs(grouped, shape),)](
+            kernels.describe(rows.values),
             rows.scales,
-            _map(gate_up.values),
+            kernels.describe(gate_up.values),
             gate_up.scales,
             grouped.blocks,
             grouped.num_blocks,
@@ -74,6 +71,7 @@ class WarpgroupTiles:
             gating=(experts.gating.alpha, experts.gating.limit),
             shape=shape,
             num_warps=_NUM_WARPS,
+            launch_pdl=True,
         )
         return Rounded(values, scales.t())
 
@@ -91,10 +89,11 @@ class WarpgroupTiles:
         size = num_chosen, num_tokens, down.rows
         out = make(size, dtype=hidden.dtype, device=hidden.device)
         shape = self._shape(down, down.rows // (2 * BLOCK), 2 * BLOCK, BLOCK, num_chosen)
-        project_kernel[(_num_programs(grouped, shape),)](
-            _map(rows.values),
+        kernels = _kernels()
+        kernels.project_kernel[(_num_programs(grouped, shape),)](
+            kernels.describe(rows.values),
             rows.scales,
-            _map(down.values),
+            kernels.describe(down.values),
             down.scales,
             weights,
             grouped.pairs,
@@ -106,31 +105,27 @@ class WarpgroupTiles:
             out,
             shape=shape,
             num_warps=_NUM_WARPS,
+            launch_pdl=True,
         )
         return out
 
     def _shape(
         self, stack: Fp8Stack, num_tiles: int, step: int, apart: int, num_chosen: int
-    ) -> WarpgroupShape:
+    ) -> Any:
+        """An expert_gluon_parts.WarpgroupShape."""
         num_turns = stack.columns // BLOCK
-        return WarpgroupShape(
+        return _kernels().WarpgroupShape(
             num_turns, num_tiles, stack.rows, step, apart, num_chosen, self.num_stages
         )
 
 
-def _map(matrices: torch.Tensor) -> Any:
-    """Of (..., columns) as one matrix, a block at a time."""
-    matrix = matrices.view(-1, matrices.shape[-1])
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
-    return TensorDescriptor.from_tensor(matrix, [BLOCK, BLOCK], layout)
+def _kernels() -> Any:
+    """Not imported before they are asked for: another Triton may have no such Gluon."""
+    return importlib.import_module("workers.layers.quantised.expert_gluon")
 
 
-@cache
-def _num_multiprocessors(device_index: int) -> int:
-    return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
-
-
-def _num_programs(grouped: ExpertBlocks, shape: WarpgroupShape) -> int:
+def _num_programs(grouped: ExpertBlocks, shape: Any) -> int:
     """One a multiprocessor: more do not fit."""
-    most = grouped.max_blocks * shape.num_tiles
-    return min(most, _num_multiprocessors(grouped.blocks.get_device()))
+    properties = torch.cuda.get_device_properties(grouped.blocks.device)
+    most_tiles: int = grouped.max_blocks * shape.num_tiles
+    return min(most_tiles, properties.multi_processor_count)
