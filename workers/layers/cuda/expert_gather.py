@@ -1,27 +1,64 @@
-"""Tokens' rows in the order of their pairs by expert, for products that read blocks of rows."""
+"""Tokens' rows in the order of their pairs by expert, for products that read blocks of rows, and
+these blocks in an order in which programs that take tiles in turns end together."""
 
 import torch
 import triton
 import triton.language as tl
 
-from workers.layers.cuda.launch import begin_dependent, dependent_launch
+from workers.layers.cuda.expert_routing import ExpertBlocks
+from workers.layers.cuda.launch import begin_dependent, dependent_launch, next_power_of_2
 
 _ROWS, _COLUMNS = 8, 512
+
+
+def _run_order_blocks(
+    blocks: tl.tensor,
+    num_blocks: tl.tensor,
+    ordered: tl.tensor,
+    max_blocks: tl.tensor,
+    FEW_ROWS: tl.constexpr,  # noqa: N803
+    BLOCKS: tl.constexpr,  # noqa: N803
+) -> None:
+    """Blocks of more than FEW_ROWS pairs, then the others, each in their order."""
+    block = tl.arange(0, BLOCKS)
+    is_block = block < tl.load(num_blocks)
+    num_rows = tl.load(blocks + 2 * max_blocks + block, mask=is_block, other=0)
+    is_first = (num_rows > FEW_ROWS).to(tl.int32)
+    is_last = is_block.to(tl.int32) - is_first
+    place = tl.where(
+        is_first != 0,
+        tl.cumsum(is_first, axis=0),
+        tl.cumsum(is_last, axis=0) + tl.sum(is_first, axis=0),
+    )
+    for line in tl.static_range(3):
+        values = tl.load(blocks + line * max_blocks + block, mask=is_block, other=0)
+        tl.store(ordered + line * max_blocks + place - 1, values, mask=is_block)
+
+
+order_blocks = triton.jit(_run_order_blocks)
 
 
 def _gather(  # noqa: PLR0913
     x: tl.tensor,
     pairs: tl.tensor,
+    blocks: tl.tensor,
+    num_blocks: tl.tensor,
     out: tl.tensor,
+    ordered: tl.tensor,
     num_pairs: tl.tensor,
+    max_blocks: tl.tensor,
     WIDTH: tl.constexpr,  # noqa: N803
     NUM_CHOSEN: tl.constexpr,  # noqa: N803
+    FEW_ROWS: tl.constexpr,  # noqa: N803
+    BLOCKS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Program (rows, columns)."""
+    """Program (rows, columns); the first one orders the blocks too."""
     begin_dependent(IS_DEPENDENT)
+    if tl.program_id(0) + tl.program_id(1) == 0:
+        order_blocks(blocks, num_blocks, ordered, max_blocks, FEW_ROWS, BLOCKS)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_row = rows < num_pairs
@@ -31,26 +68,35 @@ def _gather(  # noqa: PLR0913
     tl.store(out + rows.to(tl.int64)[:, None] * WIDTH + columns[None, :], values, mask=is_cell)
 
 
-_gather_kernel = triton.jit(_gather, do_not_specialize=["num_pairs"])
+_gather_kernel = triton.jit(_gather, do_not_specialize=["num_pairs", "max_blocks"])
 
 
-def gathered_rows(x: torch.Tensor, pairs: torch.Tensor, num_chosen: int) -> torch.Tensor:
-    """x (n, width), contiguous, and pairs int32 (n * num_chosen,) as ExpertBlocks has them ->
-    (n * num_chosen, width): each pair's token's row."""
-    num_pairs, width = pairs.shape[0], x.shape[1]
+def gather_rows(
+    x: torch.Tensor, grouped: ExpertBlocks, num_chosen: int, few_rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (n, width), contiguous -> each pair's token's row, (n * num_chosen, width), in the order of
+    grouped.pairs; and grouped.blocks, those of more than few_rows pairs first."""
+    num_pairs, width = grouped.pairs.shape[0], x.shape[1]
     out = torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
+    ordered = torch.empty_like(grouped.blocks)
     is_dependent = dependent_launch(x)
     _gather_kernel[(triton.cdiv(num_pairs, _ROWS), triton.cdiv(width, _COLUMNS))](
         x,
-        pairs,
+        grouped.pairs,
+        grouped.blocks,
+        grouped.num_blocks,
         out,
+        ordered,
         num_pairs,
+        grouped.max_blocks,
         WIDTH=width,
         NUM_CHOSEN=num_chosen,
+        FEW_ROWS=few_rows,
+        BLOCKS=next_power_of_2(grouped.max_blocks),
         ROWS=_ROWS,
         COLUMNS=_COLUMNS,
         IS_DEPENDENT=is_dependent,
         num_warps=4,
         launch_pdl=is_dependent,
     )
-    return out
+    return out, ordered

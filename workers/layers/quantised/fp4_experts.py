@@ -4,13 +4,13 @@ of compute capability 9.0, with the Triton that fp4_warpgroups.py is for. Knows 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from attention.kernels.providers import probe_gluon
-from workers.layers.cuda.expert_gather import gathered_rows
+from workers.layers.cuda.expert_gather import gather_rows
 from workers.layers.cuda.expert_routing import Chosen, ExpertBlocks, group
 from workers.layers.gemm.device_limits import DeviceLimits
 from workers.layers.kept.experts import KeptExperts, Stack
@@ -21,6 +21,9 @@ from workers.layers.routed_experts import SILU, Gating
 _COMPUTE_CAPABILITY = (9, 0)
 _WARPS = 4
 """A warpgroup; the kernel adds another one and the warp that brings tiles."""
+
+_FEW_TOKENS = 128
+"""A block of at most so many takes half as long as one of 256."""
 
 
 def has_warpgroups(limits: DeviceLimits) -> bool:
@@ -48,7 +51,8 @@ class Fp4WarpgroupTiles:
         """As routed_experts.partial_products, of Fp4Stacks and bfloat16. Needs has_warpgroups."""
         grouped = group(chosen, self.most_tokens, int(num_parts > 1))
         num_tokens, num_chosen = chosen.weights.shape
-        rows = gathered_rows(hidden, grouped.pairs, num_chosen)
+        rows, blocks = gather_rows(hidden, grouped, num_chosen, _FEW_TOKENS)
+        grouped = replace(grouped, blocks=blocks)
         gate_up, down = fp4_stack(experts.gate_up), fp4_stack(experts.down)
         width = gate_up.rows // 2
         activated = rows.new_empty((rows.shape[0], width))
