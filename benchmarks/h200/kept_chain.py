@@ -42,6 +42,8 @@ NUM_LAYERS = 6
 REPEATS = 20
 MAX_PROCESSES = 14
 EPS = 1e-5
+MAX_ERROR = 0.05
+"""Relative, of products with FP8 activations, too."""
 ROLES = tuple(MATRICES)
 
 Multiply = Callable[[torch.Tensor], torch.Tensor]
@@ -122,16 +124,24 @@ def _multiply(gemm: Gemm, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor
 
 
 def compile_ways(work: tuple[str, str, Sequence[Way]]) -> None:
-    """Run each once, so that the next process finds it compiled."""
+    """Run each once, so that the next process finds it compiled; tells which are wrong."""
     name, role, ways = work
     out_features, in_features, _ = MATRICES[role]
     kept = FORMATS[name].make(out_features, in_features)
-    x = torch.zeros(1, in_features, dtype=torch.bfloat16, device=CUDA)
+    x = torch.randn(1, in_features, device=CUDA).bfloat16()
+    want = x.float() @ kept.dequantised().float().t()
+    if role == "gate_up":
+        want = gate_and_mul(want[None], x.dtype, "silu").float()
     for way in ways:
         try:
-            multiply_of(name, role, kept, way)(x)
+            got = multiply_of(name, role, kept, way)(x).float()
         except OutOfResources as error:
             print(f"{name} {role} {way}: {error}", flush=True)
+            continue
+        off = float((got.reshape(-1, want.shape[1]).sum(0) - want[0]).norm() / want.norm())
+        # Also where it is no number.
+        if not off < MAX_ERROR:
+            print(f"WRONG: {name} {role} {way}: off by {off:.2g}", flush=True)
     torch.cuda.synchronize()
 
 

@@ -69,19 +69,18 @@ _INT4_GEMVS = ((32, 1024, 256, 1, 4), (8, 1024, 2048, 1, 1), (16, 512, 1024, 1, 
 """(rows, columns of a turn, least programs, stages, warps); tiles of SkinnyTiles have no columns of
 their own."""
 _INT4_MMAS = (
-    (16, 1024, 1, 4),
-    (16, 1024, 1, 2),
-    (16, 1024, 512, 7),
-    (16, 1024, 512, 4),
-    (16, 512, 1, 4),
-    (16, 512, 1024, 7),
-    (16, 256, 1024, 4),
-    (16, 256, 2048, 7),
-    (16, 2048, 1, 2),
-    (16, 2048, 1, 4),
-    (32, 1024, 1, 2),
+    (16, 1024, 1, 4, 128),
+    (16, 1024, 1, 4, None),
+    (16, 1024, 1, 2, None),
+    (16, 1024, 512, 7, None),
+    (16, 1024, 512, 4, None),
+    (16, 512, 1, 4, None),
+    (16, 512, 1024, 7, None),
+    (16, 256, 1024, 4, None),
+    (16, 2048, 1, 2, None),
+    (32, 1024, 1, 2, None),
 )
-"""(rows, columns of the program's warps, least programs, turns that a warp holds)."""
+"""(rows, columns of the program's warps, least programs, turns that a warp holds, registers)."""
 _WARP_COLUMNS = 256
 
 
@@ -89,7 +88,7 @@ def one_row_worth_trying(name: str) -> list[SkinnyTiles]:
     """For one row of x of a format of quantised_products.FORMATS."""
     if name == "int4":
         skinny = [SkinnyTiles(r, 16, 128, p, s, w) for r, p, s, w in _INT4_SKINNY_ONE_ROW]
-        mmas = [MmaTiles(r, 1, k, p, s, k // _WARP_COLUMNS) for r, k, p, s in _INT4_MMAS]
+        mmas = [MmaTiles(r, 1, k, p, s, k // _WARP_COLUMNS, m) for r, k, p, s, m in _INT4_MMAS]
         return [*skinny, *(GemvTiles(r, 1, k, p, s, w) for r, k, p, s, w in _INT4_GEMVS), *mmas]
     rounded = [RoundedSkinnyTiles(r, 16, k, p, s, w) for r, k, p, s, w in _ROUNDED_ONE_ROW]
     return [*rounded, *(GemvTiles(r, 1, k, p, s, w) for r, k, p, s, w in _FP8_GEMVS)]

@@ -106,7 +106,7 @@ def int4_mma_variant(tiles, is_gated, is_half, rows=28672, columns=4096, turn=25
     types["out"] = x if shape.num_splits == 1 else "*fp32"
     compiled_for = int4_mma.mma_shape(kept, shape, is_gated)
     constants = {"shape": compiled_for, "IS_GELU": False, "IS_PACKED": True}
-    options = {"num_warps": compiled_for.warps}
+    options = {"num_warps": compiled_for.warps, "maxnreg": tiles.max_registers}
     return Variant(int4_mma._int4_mma_kernel, types, constants, options)
 
 

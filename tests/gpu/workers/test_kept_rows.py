@@ -21,7 +21,7 @@ from workers.layers.quantised.tile_table import TileRule
 
 pytestmark = [*NEEDS_GPU, NEEDS_HOPPER]
 SIZES = [(4096, 14336), (512, 1792)]
-EVERY, EVERY_MMA = 4, 2
+EVERY, EVERY_MMA = 4, 3
 MAKES = {"fp8_rows": Fp8RowProduct, "fp8_blocks": Fp8BlockProduct}
 GATES = ("silu", "gelu_tanh")
 

@@ -218,6 +218,7 @@ def int4_mma(
         IS_PACKED=x.is_cuda,
         IS_DEPENDENT=is_dependent,
         num_warps=compiled_for.warps,
+        maxnreg=shape.max_registers,
         launch_pdl=is_dependent,
     )
     return out

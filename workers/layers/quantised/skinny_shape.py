@@ -56,18 +56,20 @@ class GemvTiles(SkinnyTiles):
     min_turns: ClassVar[int] = 1
 
 
+@dataclass(frozen=True, slots=True)
 class MmaTiles(GemvTiles):
     """The same by tensor cores, for weights of four bits. block_k: a turn for each warp, at most;
     num_warps is read from it. num_stages: turns that a warp holds at once, at most. block_rows: a
-    multiple of 16, which all warps have."""
+    multiple of 16, which all warps have. max_registers: of a thread; None leaves it to the
+    compiler."""
 
-    __slots__ = ()
+    max_registers: int | None = None
 
     def of(
         self, out_features: int, in_features: int, turn: int, num_rows: int, can_split: bool
     ) -> "SkinnyShape":
         shape = SkinnyTiles.of(self, out_features, in_features, turn, num_rows, can_split)
-        return replace(shape, num_warps=shape.block_k // turn)
+        return replace(shape, num_warps=shape.block_k // turn, max_registers=self.max_registers)
 
 
 class RoundedSkinnyTiles(SkinnyTiles):
@@ -85,7 +87,8 @@ class MappedSkinnyTiles(RoundedSkinnyTiles):
 
 @dataclass(frozen=True, slots=True)
 class SkinnyShape:
-    """The same of one matrix. num_splits: programs that share input features out."""
+    """The same of one matrix. num_splits: programs that share input features out. max_registers: as
+    MmaTiles."""
 
     block_rows: int
     block_tokens: int
@@ -93,3 +96,4 @@ class SkinnyShape:
     num_splits: int
     num_stages: int
     num_warps: int
+    max_registers: int | None = None
