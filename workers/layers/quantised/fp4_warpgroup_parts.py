@@ -175,15 +175,16 @@ columns_of = gluon.jit(_columns_of)
 def _sum_turns(
     stores: gl.tensor,
     barriers: gl.tensor,
+    scales: gl.tensor,
     scales_at: gl.tensor,
-    scale_stride: gl.tensor,
     count: gl.tensor,
     part: gl.constexpr,
     tokens: gl.constexpr,
     shape: gl.constexpr,
 ) -> gl.tensor:
     """float32 (64, tokens): a tile's sums over all columns. stores, barriers: as the kernel makes
-    them. scales_at: pointers (64,) to the rows' scales of turn 0. count: turns before this tile's.
+    them. scales: int32 (64,), the rows' of the first turn, which lie at scales_at. count: turns
+    before this tile's.
 
     The second warpgroup begins a turn behind the first one, so that one stores while the other
     multiplies. A turn's first half is made while the last one of the turn before is multiplied.
@@ -194,13 +195,12 @@ def _sum_turns(
     if part == 1:
         mbarrier.wait(barriers[2], 0)
     total = gl.full((GROUP_ROWS, tokens), 0.0, gl.float32, sum_layout(tokens))
-    scales = gl.load(scales_at)
     words = words_of(word_store, come, count, part, shape)
     first = as_operand(words, scales, 0, tokens, shape)
     for turn in range(count, count + shape.num_turns - 1):
         x_first = columns_of(x_store, turn, 0, tokens, shape)
         total = warpgroup_mma(first, x_first, total, is_async=True)
-        scales_at += scale_stride
+        scales_at += shape.num_rows
         next_scales = gl.load(scales_at)
         next_words = words_of(word_store, come, turn + 1, part, shape)
         last = as_operand(words, scales, 1, tokens, shape)

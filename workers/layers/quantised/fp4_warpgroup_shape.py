@@ -26,6 +26,11 @@ class WarpgroupShape(NamedTuple):
         return -(-self.width // (64 if self.is_gated else 128))
 
     @property
+    def num_rows(self) -> int:
+        """Of an expert's weights."""
+        return 2 * self.width if self.is_gated else self.width
+
+    @property
     def num_turns(self) -> int:
         return -(-self.depth // 128)
 

@@ -44,6 +44,18 @@ def _place(tile: gl.tensor, num_blocks: gl.tensor, shape: gl.constexpr) -> gl.te
 place = gluon.jit(_place)
 
 
+def _find_tile(blocks: gl.tensor, tile: gl.tensor, shape: gl.constexpr) -> gl.tensor:
+    """A tile's expert, its block's first place and number of tokens, and which of the output's
+    tiles it is. blocks: ExpertBlocks' tensor, its max_blocks and num_blocks."""
+    block, column_tile = place(tile, blocks[2], shape)
+    at = blocks[0] + block
+    expert, first = gl.load(at), gl.load(at + blocks[1])
+    return expert, first, gl.load(at + 2 * blocks[1]), column_tile
+
+
+find_tile = gluon.jit(_find_tile)
+
+
 def _box_row(
     expert: gl.tensor,
     column_tile: gl.tensor,
@@ -111,19 +123,15 @@ def _produce(
     x_map: gl.tensor,
     words_map: gl.tensor,
     blocks: gl.tensor,
-    max_blocks: gl.tensor,
-    num_blocks: gl.tensor,
     stores: gl.tensor,
     barriers: gl.tensor,
     shape: gl.constexpr,
 ) -> None:
-    """One warp: the turns of all of the program's tiles."""
-    count = num_blocks * 0
-    for tile in range(gl.program_id(0), num_blocks * shape.num_tiles, gl.num_programs(0)):
-        block, column_tile = place(tile, num_blocks, shape)
-        expert = gl.load(blocks + block)
-        first = gl.load(blocks + max_blocks + block)
-        is_wide = gl.load(blocks + 2 * max_blocks + block) > BOX_TOKENS
+    """One warp: the turns of all of the program's tiles. blocks: as find_tile."""
+    count = blocks[2] * 0
+    for tile in range(gl.program_id(0), blocks[2] * shape.num_tiles, gl.num_programs(0)):
+        expert, first, num_tokens, column_tile = find_tile(blocks, tile, shape)
+        is_wide = num_tokens > BOX_TOKENS
         for turn in range(shape.num_turns):
             bring(
                 x_map, words_map, expert, first, is_wide, column_tile, turn, count + turn, stores,
@@ -135,21 +143,14 @@ def _produce(
 produce = gluon.jit(_produce)
 
 
-def _make_tile(  # noqa: PLR0913
-    results: gl.tensor,
-    span: gl.tensor,
+def _scales_of(
+    scales: gl.tensor,
+    expert: gl.tensor,
     column_tile: gl.tensor,
-    stores: gl.tensor,
-    barriers: gl.tensor,
-    count: gl.tensor,
-    tokens: gl.constexpr,
     part: gl.constexpr,
     shape: gl.constexpr,
-) -> None:
-    """A warpgroup's part of a tile. results: scales, bias, weights, pairs, out and its tokens."""
-    scales, bias, weights, pairs, out, out_tokens = results
-    expert, _, _ = span
-    num_rows: gl.constexpr = 2 * shape.width if shape.is_gated else shape.width
+) -> gl.tensor:
+    """Pointers (64,) to the scales of a warpgroup's rows in turn 0."""
     rows = gl.arange(0, GROUP_ROWS, gl.SliceLayout(1, word_layout(shape.is_gated)))
     if shape.is_gated:
         column = column_tile * GROUP_ROWS + part * BOX_ROWS + rows % BOX_ROWS
@@ -157,14 +158,40 @@ def _make_tile(  # noqa: PLR0913
     else:
         column = column_tile * (2 * GROUP_ROWS) + part * GROUP_ROWS + rows
         row = gl.minimum(column, shape.width - 1)
-    scales_at = scales + expert * (shape.num_turns * num_rows) + row
-    total = sum_turns(stores, barriers, scales_at, num_rows, count, part, tokens, shape)
+    return scales + expert * (shape.num_turns * shape.num_rows) + row
+
+
+scales_of = gluon.jit(_scales_of)
+
+
+def _make_tile(  # noqa: PLR0913
+    results: gl.tensor,
+    scales: gl.tensor,
+    span: gl.tensor,
+    to_come: gl.tensor,
+    stores: gl.tensor,
+    barriers: gl.tensor,
+    count: gl.tensor,
+    tokens: gl.constexpr,
+    part: gl.constexpr,
+    shape: gl.constexpr,
+) -> gl.tensor:
+    """A warpgroup's part of a tile; the scales of the next one's first turn, which come while this
+    one is stored. results: scales, bias, weights, pairs, out and its tokens. scales: of the first
+    turn. span, to_come: this tile and the next one, as find_tile has them."""
+    all_scales, bias, weights, pairs, out, out_tokens = results
+    expert, first, num_tokens, column_tile = span
+    scales_at = scales_of(all_scales, expert, column_tile, part, shape)
+    total = sum_turns(stores, barriers, scales, scales_at, count, part, tokens, shape)
+    next_scales = gl.load(scales_of(all_scales, to_come[0], to_come[3], part, shape))
+    block = (expert, first, num_tokens)
     if shape.is_gated:
-        store_gated(total, bias, out, span, column_tile, tokens, part, shape)
+        store_gated(total, bias, out, block, column_tile, tokens, part, shape)
     else:
         store_weighed(
-            total, bias, weights, pairs, out, span, column_tile, out_tokens, tokens, part, shape
+            total, bias, weights, pairs, out, block, column_tile, out_tokens, tokens, part, shape
         )
+    return next_scales
 
 
 make_tile = gluon.jit(_make_tile)
@@ -173,28 +200,32 @@ make_tile = gluon.jit(_make_tile)
 def _consume(
     results: gl.tensor,
     blocks: gl.tensor,
-    max_blocks: gl.tensor,
-    num_blocks: gl.tensor,
     stores: gl.tensor,
     barriers: gl.tensor,
     part: gl.constexpr,
     shape: gl.constexpr,
 ) -> None:
-    """A warpgroup: 64 of each tile's rows of weights."""
-    count = num_blocks * 0
-    for tile in range(gl.program_id(0), num_blocks * shape.num_tiles, gl.num_programs(0)):
-        block, column_tile = place(tile, num_blocks, shape)
-        expert = gl.load(blocks + block)
-        first = gl.load(blocks + max_blocks + block)
-        num_tokens = gl.load(blocks + 2 * max_blocks + block)
-        span = (expert, first, num_tokens)
-        if num_tokens > BOX_TOKENS:
-            make_tile(
-                results, span, column_tile, stores, barriers, count, shape.most_tokens, part, shape
-            )
-        else:
-            make_tile(results, span, column_tile, stores, barriers, count, BOX_TOKENS, part, shape)
-        count += shape.num_turns
+    """A warpgroup: 64 of each tile's rows of weights. blocks: as find_tile."""
+    step = gl.num_programs(0)
+    end = blocks[2] * shape.num_tiles
+    count = blocks[2] * 0
+    if gl.program_id(0) < end:
+        expert, first, num_tokens, column_tile = find_tile(blocks, gl.program_id(0), shape)
+        scales = gl.load(scales_of(results[0], expert, column_tile, part, shape))
+        for tile in range(gl.program_id(0), end, step):
+            span = (expert, first, num_tokens, column_tile)
+            to_come = find_tile(blocks, gl.minimum(tile + step, end - 1), shape)
+            if num_tokens > BOX_TOKENS:
+                scales = make_tile(
+                    results, scales, span, to_come, stores, barriers, count, shape.most_tokens,
+                    part, shape,
+                )  # fmt: skip
+            else:
+                scales = make_tile(
+                    results, scales, span, to_come, stores, barriers, count, BOX_TOKENS, part, shape
+                )
+            expert, first, num_tokens, column_tile = to_come
+            count += shape.num_turns
 
 
 consume = gluon.jit(_consume)
@@ -247,32 +278,17 @@ def _multiply_experts(  # noqa: PLR0913
 ) -> None:
     """Arguments as Fp4WarpgroupTiles passes them."""
     stores, barriers = make_room(x_map, words_map, shape)
-    num_blocks = gl.load(num_blocks)
+    described = (blocks, max_blocks, gl.load(num_blocks))
     results = (scales, bias, weights, pairs, out, out_tokens)
     gl.warp_specialize(
         [
-            (
-                consume,
-                (
-                    results, blocks, max_blocks, num_blocks, stores, barriers, gl.constexpr(0),
-                    shape,
-                ),
-            ),
-            (
-                consume,
-                (
-                    results, blocks, max_blocks, num_blocks, stores, barriers, gl.constexpr(1),
-                    shape,
-                ),
-            ),
-            (
-                produce,
-                (x_map, words_map, blocks, max_blocks, num_blocks, stores, barriers, shape),
-            ),
+            (consume, (results, described, stores, barriers, gl.constexpr(0), shape)),
+            (consume, (results, described, stores, barriers, gl.constexpr(1), shape)),
+            (produce, (x_map, words_map, described, stores, barriers, shape)),
         ],
         [4, 1],
         [_CONSUMER_REGISTERS, _PRODUCER_REGISTERS],
-    )  # fmt: skip
+    )
 
 
 _STEP_VALUES = ("max_blocks", "out_tokens")
