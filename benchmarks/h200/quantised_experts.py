@@ -134,7 +134,7 @@ def worth_trying(rows: float, is_fp8: bool) -> list[ExpertWay]:
     if rows > FEW_ROWS:
         ways.append(ByMatrices())
         if not is_fp8 and has_warpgroups(DeviceLimits.of(CUDA)):
-            ways += [Fp4WarpgroupTiles(256, 3, blocks) for blocks in (7, 13)]
+            ways += [Fp4WarpgroupTiles(256, 3, blocks) for blocks in (5, 13)]
             ways.append(Fp4WarpgroupTiles(128, 5, 13))
     if is_fp8 and rows > 1:
         ways.append(GroupedCutlass())

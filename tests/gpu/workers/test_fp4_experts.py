@@ -25,7 +25,7 @@ NUM_CHOSEN = 2
 ROUNDED = 1e-2
 """Relative, of two products with a rounding to 16 bits between and behind them."""
 GPT_OSS = Gating(1.702, 7.0)
-WAYS = (Fp4WarpgroupTiles(256, 3, 7), Fp4WarpgroupTiles(128, 5, 13))
+WAYS = (Fp4WarpgroupTiles(256, 3, 13), Fp4WarpgroupTiles(128, 5, 13))
 
 
 def fp4_stack(num, rows, columns):
