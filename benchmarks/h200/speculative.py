@@ -146,7 +146,23 @@ def measure(engine: Engine, kind: Kind, arguments: argparse.Namespace) -> Iterat
                 # As at a start: what was learnt at another acceptance is worth nothing here.
                 policy.__init__(kind.num_drafts)  # type: ignore[misc]
             asked = DraftsAsked("tessera", kind.name, 1 + kind.num_drafts, wanted)
-            yield decode.row(asked, num_streams, arguments.tokens, arguments.repeats, warm_up)
+            row = decode.row(asked, num_streams, arguments.tokens, arguments.repeats, warm_up)
+            if isinstance(policy, AdaptiveLength):
+                row["learnt"] = learnt_by(policy, num_streams)
+            yield row
+
+
+def learnt_by(policy: AdaptiveLength, num_streams: int) -> dict[str, list[float]]:
+    """Since it began, by length: steps that it had, and what it thinks that one takes. By place:
+    chances that so many drafts are right."""
+    seconds = policy._seconds
+    costs_s = seconds.predict(num_streams, policy._keys_of(num_streams))
+    return {
+        "lengths": policy._lengths,
+        "steps": seconds._counts[seconds._group(num_streams)].tolist(),
+        "step_ms": [] if costs_s is None else (costs_s * 1e3).round(3).tolist(),
+        "chances": policy._acceptance.chances().round(3).tolist(),
+    }
 
 
 def decode_of(engine: Engine, runs: PretendedRuns, draw: str) -> DraftedDecode | SteadyDecode:

@@ -22,8 +22,10 @@ from workers.speculation.step_seconds import StepSeconds
 _LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Few, so that a device has few shapes of steps to be prepared for."""
 _MARGIN = 1.01
-_TRIAL_SHARE = 0.005
-"""Of the time, what trials may cost."""
+_TRIAL_SHARE, _SETTLED_SHARE = 0.005, 0.0025
+"""Of the time, what trials may cost, and what they may where the length in use has not changed for
+_SETTLED_STEPS: what is wrong is found soon, and what has held is asked less often."""
+_SETTLED_STEPS = 400
 _MIN_AGE, _MAX_AGE = 40, 200
 """Steps after which what was measured is measured again: as many as pay for that."""
 _MAX_AWAITED_STEPS = 3
@@ -35,9 +37,10 @@ _MAX_CHARGED_RISE = 2.0
 _MAX_TRIAL_STEPS = 2
 _FULL = 0.9
 """Of what may be saved at most, what pays for any trial."""
-_MEMORY = 0.98
-"""What counts of earlier runs after each step that verifies some."""
-_PRIOR_RUNS, _PRIOR_RIGHT = 2.0, 0.7
+_MEMORY, _MEMORY_ROWS = 0.98, 3
+"""What counts of earlier runs after each step that verifies so many or more. One of fewer takes
+less away: 50 runs are too few to tell three drafts from five."""
+_PRIOR_RUNS, _PRIOR_RIGHT = 6.0, 0.7
 
 Rates = npt.NDArray[np.float64]
 
@@ -62,11 +65,12 @@ class Acceptance:
         self._num_tried[: min(num_accepted + 1, num_drafts)] += 1.0
         self._num_right[:num_accepted] += 1.0
 
-    def fade(self) -> None:
-        """Earlier runs count for less from here on."""
+    def fade(self, num_rows: int) -> None:
+        """Earlier runs count for less from here on, behind a step with so many rows."""
         self._chances = None
-        self._num_tried *= _MEMORY
-        self._num_right *= _MEMORY
+        kept = _MEMORY ** min(num_rows / _MEMORY_ROWS, 1.0)
+        self._num_tried *= kept
+        self._num_right *= kept
 
     def chances(self) -> Rates:
         """That the first j + 1 drafts are all right, float64 (max_draft_tokens,). Of places that
@@ -108,7 +112,7 @@ class AdaptiveLength:
         self._most: IntArray = np.empty(0, dtype=np.int32)
         # When each length was last taken, in steps.
         self._taken_at = np.zeros(len(self._lengths), dtype=np.int64)
-        self._num_steps = 0
+        self._num_steps = self._changed_at = 0
         # Of the step observed last.
         self._last_shape, self._was_trial = DecodeShape(1, 0), False
 
@@ -126,6 +130,7 @@ class AdaptiveLength:
         chosen, best = min(self._chosen, len(rates) - 1), int(rates.argmax())
         if rates[best] > rates[chosen] * _MARGIN:
             self._chosen = chosen = best
+            self._changed_at = self._num_steps
         index = self._taken_up_again(num_lengths)
         if index is None:
             index = self._trial(chosen, len(most), rates, costs)
@@ -153,14 +158,19 @@ class AdaptiveLength:
         self._seconds.add(shape.num_rows, index, seconds, shape.num_keys, is_at_most=is_first)
         self._last_shape = shape
         if shape.num_drafts:
-            self._acceptance.fade()
+            self._acceptance.fade(shape.num_rows)
         most_s = _MAX_SAVED_STEPS * seconds
-        self._saved_s = min(self._saved_s + _TRIAL_SHARE * seconds, most_s)
+        self._saved_s = min(self._saved_s + self._trial_share * seconds, most_s)
         self._was_trial = bool(self._num_on_trial[index])
         if self._was_trial:
             self._num_on_trial[index] -= 1
             self._pay(shape, index, seconds + (gap_s if is_behind_drafts else 0.0))
         self._saved_s = max(self._saved_s, -most_s)
+
+    @property
+    def _trial_share(self) -> float:
+        is_settled = self._num_steps - self._changed_at > _SETTLED_STEPS
+        return _SETTLED_SHARE if is_settled else _TRIAL_SHARE
 
     def _pay(self, shape: DecodeShape, index: int, seconds: float) -> None:
         """For a trial: the time that the chosen length would have saved."""
@@ -207,9 +217,9 @@ class AdaptiveLength:
         is_awaited = ages <= _MAX_AWAITED_STEPS
         ages[~self._seconds.are_known(num_rows)[: len(rates)] & ~is_awaited] += _MAX_AGE
         ages[chosen] = 0
-        gain = ages / (losses_s + _TRIAL_SHARE * costs)
+        gain = ages / (losses_s + self._trial_share * costs)
         index = int(gain.argmax())
-        age = float(losses_s[index] / (_TRIAL_SHARE * costs[chosen]))
+        age = float(losses_s[index] / (self._trial_share * costs[chosen]))
         age = min(max(age, _MIN_AGE), _MAX_AGE)
         if ages[index] > age and losses_s[index] <= self._saved_s:
             return index

@@ -13,7 +13,7 @@ _FADE = 0.998
 _MIN_STEPS = 8
 _MAX_RISE = 2.0
 """A step that took longer prepared the device, or waited."""
-_MIN_DEVIATIONS = 3.0
+_MIN_DEVIATIONS = 4.0
 """By how many standard deviations of itself a slope differs from none, to be believed."""
 
 

@@ -80,10 +80,17 @@ class StepSeconds:
 
     def _learn_of_keys(self, num_rows: int, index: int, num_keys: int, seconds: float) -> None:
         self._key_seconds.observe(num_rows, index, num_keys, seconds)
-        key_s = self._key_seconds.of_a_key()
+        key_s = min(self._key_seconds.of_a_key(), self._most_of_a_key())
         if abs(key_s - self._key_s) > _MAX_DRIFT * max(key_s, self._key_s):
             self._key_s = key_s
             self._elsewhere, self._profiles = {}, {}
+
+    def _most_of_a_key(self) -> float:
+        """Keys take no longer than the steps that read them: figures that were moved to other
+        numbers of keys by more would be longer with each step."""
+        has_keys = self._keys * self._means > 0.0
+        shares = self._means[has_keys] / self._keys[has_keys]
+        return float((1.0 - _MIN_NET) * shares.min(initial=np.inf))
 
     def predict(self, num_rows: int, num_keys: int = 0) -> Seconds | None:
         """Of a step of each length, float64 (num lengths,); None before any is known.

@@ -251,11 +251,30 @@ def test_earlier_runs_count_for_less_after_each_step() -> None:
         acceptance.add(2, 0)
     first = float(acceptance.chances()[0])
     for _ in range(400):
-        acceptance.fade()
+        acceptance.fade(num_rows=4)
         acceptance.chances()
     faded = float(acceptance.chances()[0])
-    assert first < 0.1
+    assert first < 0.2
     assert faded > 0.6
+
+
+def test_a_single_stream_remembers_longer_than_many() -> None:
+    """A step of it is one run, where one of many is as many as there are rows."""
+    one, many = Acceptance(2), Acceptance(2)
+    for acceptance, num_rows in ((one, 1), (many, 64)):
+        for _ in range(20):
+            acceptance.add(2, 0)
+        for _ in range(100):
+            acceptance.fade(num_rows)
+    assert one.chances()[0] + 0.1 < many.chances()[0]
+
+
+def test_what_has_held_is_asked_less_often() -> None:
+    """Trials of streams that have no drafts that are right: some while all is new, then fewer."""
+    shapes = steps_taken(AdaptiveLength(MAX_DRAFT_TOKENS), AHEAD, [64] * 4000, 0.0)
+    trials = [shape.num_drafts > 0 for shape, _ in shapes]
+    first, last = sum(trials[:1000]), sum(trials[-1000:])
+    assert 0 < last < first
 
 
 def test_among_plain_steps_a_length_is_tried_twice_in_a_row():

@@ -72,3 +72,17 @@ def test_what_is_at_most_so_long_makes_no_step_longer() -> None:
     predicted = seconds.predict(4)
     assert predicted is not None
     assert predicted[1] == pytest.approx(1e-3)
+
+
+def test_keys_take_no_longer_than_the_step_that_reads_them() -> None:
+    """A slope that luck has found: steps that came with more keys were longer, and these are not.
+    Figures stay those of steps, however often they are moved to other numbers of keys."""
+    seconds = StepSeconds([0, 1])
+    for step in range(40):
+        num_keys = 1000 + step
+        seconds.add(1, 1, 4e-3 + 4e-5 * step, num_keys)
+    for _ in range(200):
+        seconds.add(1, 0, 4e-3, 1000)
+    predicted = seconds.predict(1, 1000)
+    assert predicted is not None
+    assert predicted[0] == pytest.approx(4e-3, rel=0.1)
