@@ -85,8 +85,8 @@ def run(monkeypatch, name, arguments, num_programs):
         "_FP8_MAX": 448.0,
         "_LEAST": 1e-12,
         "_LOG2_E": float(np.log2(np.e)),
-        "_CONSUMER_REGISTERS": 0,
-        "_PRODUCER_REGISTERS": 0,
+        "_ACTIVATE_REGISTERS": (0, 0),
+        "_PROJECT_REGISTERS": (0, 0),
     }
     replace(monkeypatch, MODULES, replaced)
     for program in range(num_programs):
