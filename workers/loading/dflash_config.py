@@ -55,7 +55,7 @@ def read_dflash_config(folder: Path, num_target_layers: int) -> DFlashSpec:
         )
     return DFlashSpec(
         layers=layers,
-        block_size=_integer(folder, stated, _BLOCK_SIZE, 2, None),
+        block_size=_integer(folder, stated, _BLOCK_SIZE, 2, config.max_position_embeddings + 1),
         mask_token_id=_integer(folder, stated, _MASK, 0, layers.vocab_size),
         tap_layers=_taps(folder, stated[_TAPS]),
     )
@@ -78,12 +78,11 @@ def _check_kind(folder: Path, config: Any, section: dict[str, Any]) -> None:
         raise ModelLoadError(f"{folder}: DFlash drafters with layers of {others} are not served")
 
 
-def _integer(folder: Path, stated: dict[str, Any], key: str, least: int, bound: int | None) -> int:
+def _integer(folder: Path, stated: dict[str, Any], key: str, least: int, bound: int) -> int:
     """In [least, bound)."""
     value = stated[key]
-    if type(value) is not int or value < least or (bound is not None and value >= bound):
-        reach = f"from {least} on" if bound is None else f"in [{least}, {bound})"
-        raise ModelLoadError(f"{folder}: {key} is an integer {reach}, not {value!r}")
+    if type(value) is not int or not least <= value < bound:
+        raise ModelLoadError(f"{folder}: {key} is an integer in [{least}, {bound}), not {value!r}")
     return value
 
 
