@@ -33,16 +33,19 @@ class WarpgroupTiles:
 
     num_stages: int
 
+    def covers(self, experts: KeptExperts) -> bool:
+        """Whether products of these experts can be made so."""
+        has_bias = experts.gate_up_bias is not None or experts.down_bias is not None
+        return not has_bias and experts.down.rows % (2 * BLOCK) == 0
+
     def products(
         self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_parts: int
     ) -> torch.Tensor:
         """As routed_experts.partial_products. Raises ValueError of experts with biases and of a
         hidden size that is no multiple of 256."""
-        if experts.gate_up_bias is not None or experts.down_bias is not None:
-            raise ValueError("products in FP8 add no bias")
+        if not self.covers(experts):
+            raise ValueError("warpgroups add no bias and make pairs of blocks of the output")
         gate_up, down = fp8_stack(experts.gate_up), fp8_stack(experts.down)
-        if down.rows % (2 * BLOCK) != 0:
-            raise ValueError(f"{down.rows} output columns are not pairs of blocks")
         num_here = down.num_matrices
         rows, grouped = place_rows(hidden, chosen, _BLOCK_ROWS, num_here, by_row=False)
         activated = self._activated(rows, experts, gate_up, grouped)
