@@ -16,23 +16,25 @@ def _run_order_blocks(
     num_blocks: tl.tensor,
     ordered: tl.tensor,
     max_blocks: tl.tensor,
-    FEW_ROWS: tl.constexpr,  # noqa: N803
+    BLOCK_ROWS: tl.constexpr,  # noqa: N803
+    STEP: tl.constexpr,  # noqa: N803
     BLOCKS: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Blocks of more than FEW_ROWS pairs, then the others, each in their order."""
+    """Blocks by how many steps of STEP rows they have, of at most BLOCK_ROWS, the largest first;
+    those of as many in their order."""
     block = tl.arange(0, BLOCKS)
     is_block = block < tl.load(num_blocks)
     num_rows = tl.load(blocks + 2 * max_blocks + block, mask=is_block, other=0)
-    is_first = (num_rows > FEW_ROWS).to(tl.int32)
-    is_last = is_block.to(tl.int32) - is_first
-    place = tl.where(
-        is_first != 0,
-        tl.cumsum(is_first, axis=0),
-        tl.cumsum(is_last, axis=0) + tl.sum(is_first, axis=0),
-    )
+    steps = (num_rows + STEP - 1) // STEP
+    place = block
+    num_before = tl.load(num_blocks) * 0
+    for fewer in tl.static_range(BLOCK_ROWS // STEP):
+        is_next = (is_block & (steps == BLOCK_ROWS // STEP - fewer)).to(tl.int32)
+        place = tl.where(is_next != 0, num_before + tl.cumsum(is_next, axis=0) - 1, place)
+        num_before += tl.sum(is_next, axis=0)
     for line in tl.static_range(3):
         values = tl.load(blocks + line * max_blocks + block, mask=is_block, other=0)
-        tl.store(ordered + line * max_blocks + place - 1, values, mask=is_block)
+        tl.store(ordered + line * max_blocks + place, values, mask=is_block)
 
 
 order_blocks = triton.jit(_run_order_blocks)
@@ -49,7 +51,8 @@ def _gather(  # noqa: PLR0913
     max_blocks: tl.tensor,
     WIDTH: tl.constexpr,  # noqa: N803
     NUM_CHOSEN: tl.constexpr,  # noqa: N803
-    FEW_ROWS: tl.constexpr,  # noqa: N803
+    BLOCK_ROWS: tl.constexpr,  # noqa: N803
+    STEP: tl.constexpr,  # noqa: N803
     BLOCKS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
@@ -58,7 +61,7 @@ def _gather(  # noqa: PLR0913
     """Program (rows, columns); the first one orders the blocks too."""
     begin_dependent(IS_DEPENDENT)
     if tl.program_id(0) + tl.program_id(1) == 0:
-        order_blocks(blocks, num_blocks, ordered, max_blocks, FEW_ROWS, BLOCKS)
+        order_blocks(blocks, num_blocks, ordered, max_blocks, BLOCK_ROWS, STEP, BLOCKS)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_row = rows < num_pairs
@@ -72,10 +75,10 @@ _gather_kernel = triton.jit(_gather, do_not_specialize=["num_pairs", "max_blocks
 
 
 def gather_rows(
-    x: torch.Tensor, grouped: ExpertBlocks, num_chosen: int, few_rows: int
+    x: torch.Tensor, grouped: ExpertBlocks, num_chosen: int, step: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x (n, width), contiguous -> each pair's token's row, (n * num_chosen, width), in the order of
-    grouped.pairs; and grouped.blocks, those of more than few_rows pairs first."""
+    grouped.pairs; and grouped.blocks, those first that have the most steps of so many pairs."""
     num_pairs, width = grouped.pairs.shape[0], x.shape[1]
     out = torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
     ordered = torch.empty_like(grouped.blocks)
@@ -91,7 +94,8 @@ def gather_rows(
         grouped.max_blocks,
         WIDTH=width,
         NUM_CHOSEN=num_chosen,
-        FEW_ROWS=few_rows,
+        BLOCK_ROWS=grouped.block_rows,
+        STEP=step,
         BLOCKS=next_power_of_2(grouped.max_blocks),
         ROWS=_ROWS,
         COLUMNS=_COLUMNS,

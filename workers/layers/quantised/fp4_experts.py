@@ -22,8 +22,8 @@ _COMPUTE_CAPABILITY = (9, 0)
 _WARPS = 4
 """A warpgroup; the kernel adds another one and the warp that brings tiles."""
 
-_FEW_TOKENS = 128
-"""A block of at most so many takes half as long as one of 256."""
+_FEW_TOKENS = 64
+"""The fewest that are multiplied: blocks of less steps of so many take less time."""
 
 
 def has_warpgroups(limits: DeviceLimits) -> bool:

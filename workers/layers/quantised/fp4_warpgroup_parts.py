@@ -6,7 +6,7 @@ which of shared memory's rows a lane reads is free. So a lane has, of a product'
 what belongs together: a gate's and an up projection's row, or two columns of the output side by
 side. Knows no expert. Imports Triton.
 
-Everywhere: shape is a WarpgroupShape, tokens 128 or 256; both are known when it is compiled.
+Everywhere: shape is a WarpgroupShape, tokens 64, 128 or 256; both are known when it is compiled.
 """
 
 from __future__ import annotations

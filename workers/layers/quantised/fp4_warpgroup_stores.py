@@ -113,7 +113,7 @@ def _store_weighed(  # noqa: PLR0913
         bias_at = bias + expert * shape.width + columns
         values += gl.load(bias_at, mask=is_column, other=0.0).to(gl.float32)[:, None]
     # A lane looks up its own tokens' pairs and gets the others' by way of shared memory.
-    lanes: gl.constexpr = gl.BlockedLayout([tokens // 128], [32], [4], [0])
+    lanes: gl.constexpr = gl.BlockedLayout([max(1, tokens // 128)], [32], [4], [0])
     rows = gl.arange(0, tokens, lanes)
     pair = gl.load(pairs + first + rows, mask=rows < num_tokens, other=0)
     weight = gl.load(weights + pair, mask=rows < num_tokens, other=0.0)

@@ -27,6 +27,8 @@ from workers.layers.quantised.fp4_warpgroup_parts import (
 from workers.layers.quantised.fp4_warpgroup_stores import store_gated, store_weighed
 
 BOX_TOKENS = gl.constexpr(128)
+FEW_TOKENS = gl.constexpr(64)
+"""Of which no fewer are multiplied, of those that are brought."""
 _CONSUMER_REGISTERS = gl.constexpr(240)
 _PRODUCER_REGISTERS = gl.constexpr(24)
 
@@ -220,9 +222,13 @@ def _consume(
                     results, scales, span, to_come, stores, barriers, count, shape.most_tokens,
                     part, shape,
                 )  # fmt: skip
-            else:
+            elif num_tokens > FEW_TOKENS:
                 scales = make_tile(
                     results, scales, span, to_come, stores, barriers, count, BOX_TOKENS, part, shape
+                )
+            else:
+                scales = make_tile(
+                    results, scales, span, to_come, stores, barriers, count, FEW_TOKENS, part, shape
                 )
             expert, first, num_tokens, column_tile = to_come
             count += shape.num_turns

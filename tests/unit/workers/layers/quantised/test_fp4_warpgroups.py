@@ -17,7 +17,7 @@ from workers.layers.kept.stacks import Fp4Stack
 from workers.layers.quantised.fp4_warpgroup_shape import WarpgroupShape
 from workers.layers.routed_experts import Gating, gated
 
-COUNTS = (300, 0, 128, 17)
+COUNTS = (300, 0, 128, 17, 200)
 NUM_CHOSEN = 2
 NOTHING = 7.0
 CPU = torch.device("cpu")
