@@ -21,7 +21,7 @@ NEEDS_WARPGROUPS = pytest.mark.skipif(
 )
 pytestmark = [*NEEDS_GPU, NEEDS_HOPPER, NEEDS_WARPGROUPS]
 
-NUM_CHOSEN = 2
+NUM_CHOSEN = 4
 ROUNDED = 1e-2
 """Relative, of two products with a rounding to 16 bits between and behind them."""
 GPT_OSS = Gating(1.702, 7.0)
@@ -58,8 +58,8 @@ def inputs_of(num_tokens, hidden_size, num_experts):
 @pytest.mark.parametrize(
     ("num_experts", "hidden_size", "width", "gating", "has_bias"),
     [
-        (4, 288, 160, GPT_OSS, True),
-        (3, 128, 64, SILU, False),
+        (6, 288, 160, GPT_OSS, True),
+        (5, 128, 64, SILU, False),
         (8, 2880, 2880, GPT_OSS, True),
     ],
 )
@@ -84,8 +84,8 @@ def test_products_are_those_of_dequantised_experts(
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_same_bits_every_time(way) -> None:
-    kept = kept_experts(4, 288, 160, GPT_OSS, True)
-    x, chosen = inputs_of(3000, 288, 4)
+    kept = kept_experts(6, 288, 160, GPT_OSS, True)
+    x, chosen = inputs_of(3000, 288, 6)
     first = way.products(x, chosen, kept, 1)
     for _ in range(20):
         assert torch.equal(way.products(x, chosen, kept, 1), first)
@@ -93,19 +93,19 @@ def test_the_same_bits_every_time(way) -> None:
 
 def test_what_others_own_is_zeros() -> None:
     """As a rank's with half of the experts: the others' are one more."""
-    kept = kept_experts(4, 288, 160, GPT_OSS, True)
-    x, weights = inputs_of(1200, 288, 4)[0], torch.rand(1200, NUM_CHOSEN, device=CUDA)
-    ids = torch.rand(1200, 5, device=CUDA).topk(NUM_CHOSEN).indices.int()
-    chosen = counted(weights, ids, 5)
+    kept = kept_experts(6, 288, 160, GPT_OSS, True)
+    x, weights = inputs_of(1200, 288, 6)[0], torch.rand(1200, NUM_CHOSEN, device=CUDA)
+    ids = torch.rand(1200, 7, device=CUDA).topk(NUM_CHOSEN).indices.int()
+    chosen = counted(weights, ids, 7)
     parts = WAYS[0].products(x, chosen, kept, 2)
-    assert not parts.transpose(0, 1)[ids == 4].any()
+    assert not parts.transpose(0, 1)[ids == 6].any()
     others = ByMatrices().products(x, chosen, kept, 2).float()
     assert (parts.float() - others).norm() / others.norm() < ROUNDED
 
 
 def test_a_captured_launch_follows_its_inputs() -> None:
-    kept = kept_experts(4, 288, 160, GPT_OSS, True)
-    x, chosen = inputs_of(1500, 288, 4)
+    kept = kept_experts(6, 288, 160, GPT_OSS, True)
+    x, chosen = inputs_of(1500, 288, 6)
     wanted = WAYS[0].products(x, chosen, kept, 1)
     late = torch.zeros_like(x)
     graph = torch.cuda.CUDAGraph()
