@@ -79,6 +79,7 @@ _INT4_MMAS = (
     (16, 256, 1024, 4, None),
     (16, 2048, 1, 2, None),
     (32, 1024, 1, 2, None),
+    (32, 1024, 512, 4, None),
 )
 """(rows, columns of the program's warps, least programs, turns that a warp holds, registers)."""
 _WARP_COLUMNS = 256

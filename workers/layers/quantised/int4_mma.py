@@ -198,12 +198,10 @@ def int4_mma(
     """x (1, in_features) of 16 bits, its columns as kept has them, contiguous -> (shape.num_splits,
     1, out_features); with a gate the activation, (1, 1, out_features / 2), of a weight that is gate
     over up. One split has x's dtype, several are float32: their sum is the product. shape.block_k:
-    a turn for each warp. Raises ValueError as new_output does, and for an x that does not begin at
-    a multiple of 16 bytes."""
-    if x.data_ptr() % _ALIGNMENT_BYTES:
-        raise ValueError(
-            "a lane takes 16 bytes of x at once: it has to begin at a multiple of them"
-        )
+    a turn for each warp. Raises ValueError as new_output does, and for x and words that do not
+    begin at a multiple of 16 bytes: Triton would give a thread fewer of a row's numbers."""
+    if any(tensor.data_ptr() % _ALIGNMENT_BYTES for tensor in (x, kept.words)):
+        raise ValueError("x and words have to begin where 16 bytes are loaded at once")
     out = new_output(x, kept.out_features, shape, gate, new)
     is_dependent = dependent_launch(x)
     compiled_for = mma_shape(kept, shape, gate is not None)
