@@ -211,7 +211,7 @@ def main() -> None:
             if arguments.sweep:
                 sweep(name, x, chosen, kept, arguments.ways)
             before = graphed_seconds(partial(partial_products, x, chosen, plain), REPEATS)
-            after = graphed_seconds(partial(kept_partial_products, x, chosen, kept, 0), REPEATS)
+            after = graphed_seconds(partial(kept_partial_products, x, chosen, kept), REPEATS)
             floor = floor_seconds(model, kept, chosen)
             print(
                 f"{name} tokens {num_tokens:5} bf16 {before * 1e6:8.1f} kept {after * 1e6:8.1f} "
