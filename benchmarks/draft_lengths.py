@@ -34,6 +34,9 @@ _GRAPHS = (1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32))
 """Numbers of rows that a device prepares itself for: others have the next one's graph."""
 
 
+LATE = 1.3
+
+
 @dataclass(frozen=True, slots=True)
 class PretendedDevice:
     """Seconds of steps. The defaults are about those of 8 billion parameters on one H200.
@@ -41,8 +44,8 @@ class PretendedDevice:
     wait_s: what the host does between the samples of a step with drafts and the step behind it: a
     step with drafts takes that longer, a plain one behind it waits so long. behind_plain_s: what a
     step with drafts takes longer behind a plain one. key_s: of a key in the cache. first_s: what
-    the first step of a shape takes more, which is what the policy is told and nothing that it could
-    spare.
+    the first step of a shape takes more, and late_share: of the steps that take LATE times as long,
+    which is what the policy is told and nothing that it could spare.
     """
 
     weights_s: float = 3.6e-3
@@ -55,6 +58,7 @@ class PretendedDevice:
     behind_plain_s: float = 0.0
     key_s: float = 0.0
     first_s: float = 0.3
+    late_share: float = 0.0
 
     def mean_s(self, shape: DecodeShape) -> float:
         tokens = shape.num_rows * (1 + shape.num_drafts)
@@ -64,7 +68,8 @@ class PretendedDevice:
         return seconds + verify_s + self.draft_s * shape.num_drafts
 
     def run_s(self, shape: DecodeShape, rng: random.Random) -> float:
-        return self.mean_s(shape) * max(rng.gauss(1.0, self.noise), 0.5)
+        late = LATE if self.late_share and rng.random() < self.late_share else 1.0
+        return self.mean_s(shape) * max(rng.gauss(1.0, self.noise), 0.5) * late
 
 
 LOOKED_UP = PretendedDevice()
@@ -73,7 +78,13 @@ HEAD = PretendedDevice(weights_s=3.8e-3, row_s=2.2e-5, wait_s=3.0e-3)
 52 for 256, plain steps without the head 3.9, 5.2 and 9.6 (2026-11-28)."""
 
 AHEAD = PretendedDevice(
-    weights_s=4.0e-3, row_s=0.0, draft_s=1.5e-4, verify_s=2.0e-4, behind_plain_s=7e-4, key_s=3e-8
+    weights_s=4.0e-3,
+    row_s=0.0,
+    draft_s=1.5e-4,
+    verify_s=2.0e-4,
+    behind_plain_s=7e-4,
+    key_s=3e-8,
+    late_share=0.02,
 )
 """Drafts are made ahead of the host: chains of 1, 3 and 5 took 4.6, 5.1 and 5.6 ms for 1 row, 6.4,
 9.4 and 12.7 for 64, plain steps 4.1 and 5.3 (2026-11-28)."""

@@ -154,7 +154,7 @@ def measure(engine: Engine, kind: Kind, arguments: argparse.Namespace) -> Iterat
 
 def learnt_by(policy: AdaptiveLength, num_streams: int) -> dict[str, list[float]]:
     """Since it began, by length: steps that it had, and what it thinks that one takes. By place:
-    chances that so many drafts are right."""
+    chances that so many drafts are right. key_ns: of a key in the cache."""
     seconds = policy._seconds
     costs_s = seconds.predict(num_streams, policy._keys_of(num_streams))
     return {
@@ -162,6 +162,7 @@ def learnt_by(policy: AdaptiveLength, num_streams: int) -> dict[str, list[float]
         "steps": seconds._counts[seconds._group(num_streams)].tolist(),
         "step_ms": [] if costs_s is None else (costs_s * 1e3).round(3).tolist(),
         "chances": policy._acceptance.chances().round(3).tolist(),
+        "key_ns": [round(seconds._key_s * 1e9, 1)],
     }
 
 

@@ -26,7 +26,7 @@ _TRIAL_SHARE, _SETTLED_SHARE = 0.005, 0.0025
 """Of the time, what trials may cost, and what they may where the length in use has not changed for
 _SETTLED_STEPS: what is wrong is found soon, and what has held is asked less often."""
 _SETTLED_STEPS = 400
-_MIN_AGE, _MAX_AGE = 40, 200
+_MIN_AGE, _MAX_AGE = 10, 200
 """Steps after which what was measured is measured again: as many as pay for that."""
 _MAX_AWAITED_STEPS = 3
 """How many have been chosen at most before it is told what the first of them took."""
@@ -134,7 +134,8 @@ class AdaptiveLength:
         index = self._taken_up_again(num_lengths)
         if index is None:
             index = self._trial(chosen, len(most), rates, costs)
-            self._is_repeated = index != chosen and self._is_first(index)
+            is_known = self._seconds.are_known(len(most))[index]
+            self._is_repeated = index != chosen and (self._is_first(index) or not is_known)
         self._taken_at[index] = self._num_steps
         if index != chosen:
             self._num_on_trial[index] = min(self._num_on_trial[index] + 1, _MAX_TRIAL_STEPS)

@@ -11,8 +11,11 @@ from workers.speculation.key_seconds import KeySeconds
 _ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 """Upper bounds of the groups of steps that count as alike."""
 _WEIGHT = 0.1
-_WEIGHT_OF_SHORTER = 0.3
+_WEIGHT_OF_SHORTER = 0.5
 """What makes a step longer than others is often nothing of its own."""
+_MAX_STRETCH = 1.05
+"""Of a mean: a step that took longer than that counts as this. Lengths are often a few per cent
+apart, and one late step in fifty is enough to take a worse one for the better."""
 _NUM_FIRST = 3
 _MAX_RISE = 2.0
 _GUESSED_SLOPE = 0.1
@@ -70,7 +73,7 @@ class StepSeconds:
             mean = float(shortest) if self._is_credible(num_rows, index, num_keys) else 0.0
         elif not is_at_most or seconds < mean:
             weight = _WEIGHT if seconds > mean else _WEIGHT_OF_SHORTER
-            mean += weight * (min(seconds, _MAX_RISE * mean) - mean)
+            mean += weight * (min(seconds, _MAX_STRETCH * mean) - mean)
         self._counts[group, index] += 1
         self._means[group, index], self._keys[group, index] = mean, num_keys
         kept = self._elsewhere.get(group)

@@ -295,6 +295,31 @@ def test_among_plain_steps_a_length_is_tried_twice_in_a_row():
     assert all(later[place + 1] == later[place + 2] for place in tries if place + 2 < len(later))
 
 
+def test_a_length_that_is_not_known_is_tried_twice_in_a_row():
+    """The first step of a shape may have captured a graph, and is not believed alone."""
+    policy, most = AdaptiveLength(3), np.full(64, 3, dtype=np.int32)
+    taken = []
+    for _ in range(600):
+        length = policy.choose(most)
+        taken.append(length)
+        for _ in range(64 if length else 0):
+            policy.observe_run(length, min(length, 2))
+        policy.observe_step(DecodeShape(64, length), 5e-3 + 1e-3 * length)
+    # Two are right: of one and of three drafts only trials are left.
+    assert taken[-1] == 2
+    first = taken.index(1)
+    assert taken[first + 1] == 1
+
+
+def test_a_late_step_makes_no_other_length_the_better() -> None:
+    seconds = StepSeconds([0, 1])
+    for step in range(200):
+        seconds.add(4, 1, 1.3e-3 if step % 50 == 49 else 1e-3)
+    predicted = seconds.predict(4)
+    assert predicted is not None
+    assert predicted[1] == pytest.approx(1e-3, rel=0.01)
+
+
 def test_a_wait_behind_plain_steps_is_not_taken_for_a_lengths_own():
     """All trials are among plain steps until one length pays, by a tenth."""
     device = PretendedDevice(
