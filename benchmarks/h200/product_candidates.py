@@ -65,9 +65,7 @@ _FP8_GEMVS = (
     (16, 1024, 256, 3, 8),
 )
 _INT4_SKINNY_ONE_ROW = ((16, 1056, 4, 1),)
-_INT4_GEMVS = ((32, 1024, 256, 1, 4), (8, 1024, 2048, 1, 1), (16, 512, 1024, 1, 2))
-"""(rows, columns of a turn, least programs, stages, warps); tiles of SkinnyTiles have no columns of
-their own."""
+"""(rows, least programs, stages, warps)."""
 _INT4_MMAS = (
     (16, 1024, 1, 4, 128),
     (16, 1024, 1, 4, None),
@@ -90,6 +88,6 @@ def one_row_worth_trying(name: str) -> list[SkinnyTiles]:
     if name == "int4":
         skinny = [SkinnyTiles(r, 16, 128, p, s, w) for r, p, s, w in _INT4_SKINNY_ONE_ROW]
         mmas = [MmaTiles(r, 1, k, p, s, k // _WARP_COLUMNS, m) for r, k, p, s, m in _INT4_MMAS]
-        return [*skinny, *(GemvTiles(r, 1, k, p, s, w) for r, k, p, s, w in _INT4_GEMVS), *mmas]
+        return [*skinny, *mmas]
     rounded = [RoundedSkinnyTiles(r, 16, k, p, s, w) for r, k, p, s, w in _ROUNDED_ONE_ROW]
     return [*rounded, *(GemvTiles(r, 1, k, p, s, w) for r, k, p, s, w in _FP8_GEMVS)]

@@ -24,7 +24,6 @@ from workers.layers.quantised.fp8_gemv import fp8_gemv
 from workers.layers.quantised.fp8_mapped import fp8_mapped
 from workers.layers.quantised.fp8_rounded import fp8_rounded
 from workers.layers.quantised.fp8_rounding import round_groups, round_rows
-from workers.layers.quantised.int4_gemv import int4_gemv
 from workers.layers.quantised.int4_mma import int4_mma
 from workers.layers.quantised.int4_products import Int4Product
 from workers.layers.quantised.int4_skinny import int4_skinny
@@ -100,27 +99,25 @@ def check_int4(weight, num_tokens, num_splits):
     check_close(ordered.double() @ matrix.double().t(), want, 1e-5)
 
 
-def check_gemv(multiply, kept, shape, bound, order=None):
+def check_gemv(multiply, kept, shape, bound):
     """multiply: of x and whether there is a gate. x has numbers of every size, 0 in some places."""
     x = torch.randn(1, kept.in_features) * torch.logspace(-8, 4, kept.in_features)
     x = x.bfloat16().float()
     x[0, : kept.in_features // 4] = 0.0
     want = x.double() @ kept.dequantised().double().t()
-    ordered = x if order is None else x.index_select(1, order)
-    out = multiply(ordered, shape, None)
+    out = multiply(x, shape, None)
     assert out.shape == (shape.num_splits, 1, kept.out_features)
     check_close(out.double().sum(0), want, bound)
-    halved = multiply(ordered.bfloat16(), shape, None)
+    halved = multiply(x.bfloat16(), shape, None)
     assert halved.dtype == (torch.bfloat16 if shape.num_splits == 1 else torch.float32)
     check_close(halved.double().sum(0), want, 5e-3)
     if shape.num_splits == 1:
-        check_gemv_of_no_numbers(multiply, ordered, shape)
+        check_gemv_of_no_numbers(multiply, x, shape)
         # A gate near 0 is bent by its own error: of numbers of one size that is small.
         x = torch.randn(1, kept.in_features)
-        ordered = x if order is None else x.index_select(1, order)
         gate, up = (x.double() @ kept.dequantised().double().t()).chunk(2, dim=1)
         for name, bent in (("silu", silu), ("gelu_tanh", partial(gelu, approximate="tanh"))):
-            activated = multiply(ordered, shape, name)
+            activated = multiply(x, shape, name)
             assert activated.shape == (1, 1, kept.out_features // 2)
             check_close(activated[0], bent(gate) * up, 10 * bound)
 
@@ -138,14 +135,6 @@ def check_fp8_gemv(kept, shape):
         kept,
         shape,
         1e-5,
-    )
-
-
-def check_int4_gemv(weight, shape):
-    """x keeps 14 bits of a group's largest number, which few others come near to here."""
-    kept = Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
-    check_gemv(
-        lambda x, shape, gate: int4_gemv(x, kept, shape, gate=gate), kept, shape, 3e-4, kept.order
     )
 
 
@@ -204,10 +193,6 @@ def check_gemvs():
     check_fp8_gemv(rows, SkinnyShape(32, 1, 256, 1, 1, 4))
     for num_splits in (2, 1):
         check_fp8_gemv(blocks, SkinnyShape(64, 1, 256, num_splits, 1, 4))
-    # Groups of a turn's half, of a turn, and of columns in an order of their own.
-    check_int4_gemv(int4_weight(40, 512, 128, False), SkinnyShape(32, 1, 256, 1, 1, 4))
-    check_int4_gemv(int4_weight(40, 512, 256, False), SkinnyShape(16, 1, 256, 2, 1, 4))
-    check_int4_gemv(int4_weight(24, 384, 64, True), SkinnyShape(16, 1, 128, 1, 1, 4))
 
 
 def fp4_stack(num, rows, columns):

@@ -1,5 +1,5 @@
 """Runs a block of the PTX that packs two 16-bit floats into a register, as the instruction set has
-it: prmt, shifts, lop3, and, sub, mul and fma of halves, mov into two, dp2a, mma.m16n8k16. Registers
+it: prmt, shifts, lop3, and, sub, mul and fma of halves, mov into two, mma.m16n8k16. Registers
 are int64 tensors below 2**32, one number a lane; those of an accumulator are float64."""
 
 import re
@@ -44,16 +44,6 @@ def _signed(value, bits):
     return value - (value >> (bits - 1) << bits)
 
 
-def _dp2a(first_byte):
-    def run(a, b, c):
-        pairs = [_signed(a >> shift & 0xFFFF, 16) for shift in (0, 16)]
-        bytes_of = [b >> (8 * (first_byte + place)) & 0xFF for place in range(2)]
-        total = sum(x * y for x, y in zip(pairs, bytes_of, strict=True))
-        return total + c & 0xFFFFFFFF
-
-    return run
-
-
 def _fma(kind):
     def run(a, b, c):
         return _joined(_halves(a, kind) * _halves(b, kind) + _halves(c, kind), kind)
@@ -81,8 +71,6 @@ def _mma(a, b, c, kind):
 
 
 _INSTRUCTIONS = {
-    "dp2a.lo.s32.u32": _dp2a(0),
-    "dp2a.hi.s32.u32": _dp2a(2),
     "mov.b32": lambda value: value,
     "prmt.b32": _prmt,
     "lop3.b32": _lop3,

@@ -16,14 +16,13 @@ from workers.layers.quantised import (
     fp8_mapped,
     fp8_rounded,
     fp8_rounding,
-    int4_gemv,
     int4_mma,
     int4_skinny,
     int4_spread,
     tile_table,
 )
 from workers.layers.quantised import expert_gemm as quantised_experts
-from workers.layers.quantised.skinny_shape import GemvTiles, MappedSkinnyTiles, MmaTiles
+from workers.layers.quantised.skinny_shape import GemvTiles, MappedSkinnyTiles
 
 _INT4_TABLES = tile_table.INT4, tile_table.INT4_GATED
 
@@ -71,7 +70,7 @@ def fp8_variant(tiles, by_block):
 def _gemv_variants():
     """Products with one row of x, and the activations of gated blocks."""
     fp8 = tile_table.FP8_ROWS + tile_table.FP8_BLOCKS, tile_table.FP8_GATED
-    for make, tables in ((fp8_gemv_variant, fp8), (int4_gemv_variant, _INT4_TABLES)):
+    for make, tables in ((fp8_gemv_variant, fp8), (int4_mma_variant, _INT4_TABLES)):
         for is_gated, table in zip((False, True), tables, strict=True):
             for tiles in {rule.tiles for rule in table if isinstance(rule.tiles, GemvTiles)}:
                 yield make(tiles, is_gated, False)
@@ -85,20 +84,9 @@ def fp8_gemv_variant(tiles, is_gated, by_block):
     return Variant(fp8_gemv._fp8_gemv_kernel, types, constants, {"num_warps": tiles.num_warps})
 
 
-def int4_gemv_variant(tiles, is_gated, is_half):
-    """The kernel that the class of tiles says. is_half: x of float16."""
-    if isinstance(tiles, MmaTiles):
-        return int4_mma_variant(tiles, is_gated, is_half)
-    x = "*fp16" if is_half else "*bf16"
-    types = {"x": x, "words": "*i32", "scales": "*fp16", "zeros": "*i32"}
-    types["out"] = x if is_gated else "*fp32"
-    packed = {"GROUP_SIZE": 128, "TURN": 256, "IS_PACKED": True}
-    constants = packed | _gemv_constants(tiles, is_gated)
-    return Variant(int4_gemv._int4_gemv_kernel, types, constants, {"num_warps": tiles.num_warps})
-
-
-def int4_mma_variant(tiles, is_gated, is_half, rows=28672, columns=4096, turn=256):
-    """Of groups of 128, each program having all columns where the activation is made."""
+def int4_mma_variant(tiles, is_gated, is_half, rows=28672, columns=4096):
+    """Of groups of 128, each program having all columns where the activation is made. is_half: x of
+    float16."""
     x = "*fp16" if is_half else "*bf16"
     types = {"x": x, "words": "*i32", "scales": "*fp16", "zeros": "*i32"}
     kept = Int4Groups.unread(rows, columns, columns // 128, has_order=False)

@@ -27,7 +27,7 @@ from tests.fakes.attention_targets import (
 from tests.fakes.quantised_targets import (
     fp8_gemv_variant,
     fp8_variant,
-    int4_gemv_variant,
+    int4_mma_variant,
     quantised_variants,
 )
 from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, expert_variants, gemm_variant
@@ -105,10 +105,10 @@ def check_fragments(ttgir):
 @pytest.mark.parametrize("name", ["fp8_rows", "fp8_blocks", "int4"])
 def test_rows_times_kept_weights_stay_in_registers(name, is_gated) -> None:
     """Of all that a sweep tries; weights come by 16 bytes at once, and are multiplied as FP8's
-    float16, as integers of 16 bits or by tensor cores."""
+    float16 or by tensor cores."""
     make, others = fp8_gemv_variant, name == "fp8_blocks"
     if name == "int4":
-        make, others = int4_gemv_variant, False
+        make, others = int4_mma_variant, False
     for tiles in one_row_worth_trying(name):
         if not isinstance(tiles, GemvTiles):
             continue
@@ -122,7 +122,7 @@ def test_rows_times_kept_weights_stay_in_registers(name, is_gated) -> None:
         if isinstance(tiles, MmaTiles):
             check_fragments(kernel.asm["ttgir"])
         else:
-            assert ("dp2a" if name == "int4" else "f16x2.e4m3x2") in ptx, tiles
+            assert "f16x2.e4m3x2" in ptx, tiles
 
 
 @pytest.mark.parametrize("name", OTHERS)

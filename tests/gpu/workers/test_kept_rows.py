@@ -16,12 +16,12 @@ from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
 from workers.layers.quantised.int4_products import Int4Product
 from workers.layers.quantised.product import KeptGatedProduct
 from workers.layers.quantised.products import kept_product
-from workers.layers.quantised.skinny_shape import GemvTiles, MmaTiles
+from workers.layers.quantised.skinny_shape import GemvTiles
 from workers.layers.quantised.tile_table import TileRule
 
 pytestmark = [*NEEDS_GPU, NEEDS_HOPPER]
 SIZES = [(4096, 14336), (512, 1792)]
-EVERY, EVERY_MMA = 4, 3
+EVERY = 4
 MAKES = {"fp8_rows": Fp8RowProduct, "fp8_blocks": Fp8BlockProduct}
 GATES = ("silu", "gelu_tanh")
 
@@ -29,9 +29,7 @@ GATES = ("silu", "gelu_tanh")
 def gemv_tiles(kind):
     """Some of those that a sweep tries: each is compiled for each size."""
     name = "int4" if kind.startswith("int4") else kind
-    tried = [one for one in one_row_worth_trying(name) if isinstance(one, GemvTiles)]
-    by_matrices = [one for one in tried if isinstance(one, MmaTiles)]
-    return [one for one in tried if one not in by_matrices][::EVERY] + by_matrices[::EVERY_MMA]
+    return [one for one in one_row_worth_trying(name) if isinstance(one, GemvTiles)][::EVERY]
 
 
 def product_by(kind, kept, can_split, tiles):

@@ -63,9 +63,7 @@ class Fp8RowProduct(KeptProduct):
     ) -> torch.Tensor:
         return _KERNELS[type(tiles)](x, self._kept.values, self._kept.scales, shape, new)
 
-    def _gated_of_few(
-        self, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape, gate: Gate
-    ) -> torch.Tensor:
+    def _gated_of_few(self, x: torch.Tensor, shape: SkinnyShape, gate: Gate) -> torch.Tensor:
         return fp8_gemv(x, self._kept.values, self._kept.scales, shape, gate=gate)
 
     def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
@@ -107,9 +105,7 @@ class Fp8BlockProduct(KeptProduct):
     ) -> torch.Tensor:
         return _KERNELS[type(tiles)](x, self._kept.values, self._kept.scales, shape, new)
 
-    def _gated_of_few(
-        self, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape, gate: Gate
-    ) -> torch.Tensor:
+    def _gated_of_few(self, x: torch.Tensor, shape: SkinnyShape, gate: Gate) -> torch.Tensor:
         return fp8_gemv(x, self._kept.values, self._kept.scales, shape, gate=gate)
 
     def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:

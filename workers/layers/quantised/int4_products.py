@@ -1,8 +1,6 @@
 """Products with four-bit weights: as they are packed, or of many rows with a matrix made for the
 one product."""
 
-from collections.abc import Callable
-
 import torch
 
 from workers.layers.gate import Gate
@@ -10,12 +8,11 @@ from workers.layers.gemm.build import cublas_gemm
 from workers.layers.kept.int4 import Int4Groups
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised import tile_table
-from workers.layers.quantised.int4_gemv import int4_gemv
 from workers.layers.quantised.int4_mma import int4_mma
 from workers.layers.quantised.int4_skinny import int4_skinny
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.product import KeptProduct
-from workers.layers.quantised.skinny_shape import GemvTiles, MmaTiles, SkinnyShape, SkinnyTiles
+from workers.layers.quantised.skinny_shape import MmaTiles, SkinnyShape, SkinnyTiles
 
 
 class Int4Product(KeptProduct):
@@ -41,19 +38,11 @@ class Int4Product(KeptProduct):
     def _of_few(
         self, new: NewTensor, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape
     ) -> torch.Tensor:
-        if isinstance(tiles, GemvTiles):
-            return _of_one(tiles)(x, self._kept, shape, new)
-        return int4_skinny(x, self._kept, shape, new)
+        multiply = int4_mma if isinstance(tiles, MmaTiles) else int4_skinny
+        return multiply(x, self._kept, shape, new)
 
-    def _gated_of_few(
-        self, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape, gate: Gate
-    ) -> torch.Tensor:
-        return _of_one(tiles)(self._ordered(x), self._kept, shape, gate=gate)
+    def _gated_of_few(self, x: torch.Tensor, shape: SkinnyShape, gate: Gate) -> torch.Tensor:
+        return int4_mma(self._ordered(x), self._kept, shape, gate=gate)
 
     def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
         return cublas_gemm(x, int4_spread(self._kept, x.dtype), new)
-
-
-def _of_one(tiles: SkinnyTiles) -> Callable[..., torch.Tensor]:
-    """The kernel of one row of x."""
-    return int4_mma if isinstance(tiles, MmaTiles) else int4_gemv

@@ -51,8 +51,7 @@ class KeptProduct(ABC):
         tiles = tiles_for(self._gated_table, x.shape[0], self._out_features)
         if tiles is None:
             return gate_and_mul(self(x), x.dtype, gate)
-        shape = self._shape(tiles, x, can_split=False)
-        return self._gated_of_few(x, tiles, shape, gate)[0]
+        return self._gated_of_few(x, self._shape(tiles, x, can_split=False), gate)[0]
 
     def _shape(self, tiles: SkinnyTiles, x: torch.Tensor, can_split: bool) -> SkinnyShape:
         return tiles.of(self._out_features, self.in_features, self._turn, x.shape[0], can_split)
@@ -64,9 +63,7 @@ class KeptProduct(ABC):
         """By the kernel that reads the weight as it is kept, in the tiles, which are of shape."""
 
     @abstractmethod
-    def _gated_of_few(
-        self, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape, gate: Gate
-    ) -> torch.Tensor:
+    def _gated_of_few(self, x: torch.Tensor, shape: SkinnyShape, gate: Gate) -> torch.Tensor:
         """(1, n, width), of tiles of the gated table."""
 
     @abstractmethod

@@ -58,7 +58,7 @@ class GemvTiles(SkinnyTiles):
 
 @dataclass(frozen=True, slots=True)
 class MmaTiles(GemvTiles):
-    """The same by tensor cores, for weights of four bits. block_k: a turn for each warp, at most;
+    """The same of weights of four bits, by tensor cores. block_k: a turn for each warp, at most;
     num_warps is read from it. num_stages: turns that a warp holds at once, at most. block_rows: a
     multiple of 16, which all warps have. max_registers: of a thread; None leaves it to the
     compiler."""

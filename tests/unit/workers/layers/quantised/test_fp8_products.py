@@ -30,6 +30,7 @@ from workers.layers.quantised.products import kept_product
 from workers.layers.quantised.skinny_shape import (
     GemvTiles,
     MappedSkinnyTiles,
+    MmaTiles,
     RoundedSkinnyTiles,
     SkinnyShape,
     SkinnyTiles,
@@ -299,7 +300,7 @@ def tiles_of(table):
 
 def test_tables_name_kernels_that_their_forms_have() -> None:
     assert {type(tiles) for tiles in tiles_of(FP8_ROWS + FP8_BLOCKS)} <= set(fp8_products._KERNELS)
-    assert {type(tiles) for tiles in tiles_of(INT4)} == {SkinnyTiles, GemvTiles}
+    assert {type(tiles) for tiles in tiles_of(INT4)} == {SkinnyTiles, MmaTiles}
 
 
 def test_a_turn_is_a_blocks_width() -> None:

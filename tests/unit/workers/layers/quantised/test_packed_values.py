@@ -9,7 +9,6 @@ from tests.fakes.ptx_halves import run_integer_ptx, run_product_ptx, run_ptx
 from workers.layers.formats.mxfp4 import dequantise_mxfp4
 from workers.layers.kept.int4 import Int4Groups
 from workers.layers.quantised import (
-    fixed_point,
     fp4_values,
     fp8_values,
     int4_fragments,
@@ -40,19 +39,6 @@ def test_integers_less_their_zeros(base, kind, half) -> None:
     )
     for value, shift in zip(made, PAIR_SHIFTS[4 * half :], strict=False):
         assert torch.equal(value, ((word >> shift & 15) - zero).double())
-
-
-def test_integers_times_pairs_of_sixteen_bits() -> None:
-    word, pairs = words_of(), [words_of() for _ in range(4)]
-    made = run_integer_ptx(fixed_point.assembly(), [word, *pairs], 2)
-    for half, got in enumerate(made):
-        want = torch.zeros(NUM, dtype=torch.int64)
-        for quarter in (2 * half, 2 * half + 1):
-            for place in (0, 16):
-                value = pairs[quarter] >> place & 0xFFFF
-                value = torch.where(value >= 1 << 15, value - (1 << 16), value)
-                want += (word >> (4 * quarter + place) & 15) * value
-        assert torch.equal(got, want)
 
 
 def test_four_bit_floats_times_their_scales() -> None:
