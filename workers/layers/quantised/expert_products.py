@@ -21,6 +21,7 @@ from workers.layers.quantised.expert_fp8 import RoundedTiles
 from workers.layers.quantised.expert_gemm import KeptTiles
 from workers.layers.quantised.expert_splits import SplitShape, SplitTiles
 from workers.layers.quantised.expert_spread import spread
+from workers.layers.quantised.fp4_experts import Fp4WarpgroupTiles, has_warpgroups
 
 
 class ExpertWay(Protocol):
@@ -106,6 +107,21 @@ class ByMatrices:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ByWarpgroups:
+    """By warpgroups where the GPU and Triton have them; otherwise, as it says, elsewhere."""
+
+    tiles: Fp4WarpgroupTiles
+    otherwise: ExpertWay
+
+    def products(
+        self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_parts: int
+    ) -> torch.Tensor:
+        is_there = has_warpgroups(DeviceLimits.of(hidden.device))
+        way = self.tiles if is_there else self.otherwise
+        return way.products(hidden, chosen, experts, num_parts)
+
+
 WayTable = tuple[tuple[float, ExpertWay], ...]
 """By the most rows an expert, on average, that each is for."""
 
@@ -114,8 +130,8 @@ TABLES: Mapping[type[Stack], WayTable] = {
         (1, InSplits(SplitTiles(16, SplitShape(64, 4, 4, 4), SplitShape(128, 4, 3, 4)))),
         (15.75, AsKept(KeptTiles(16, 128, 3, 4))),
         (47.75, AsKept(KeptTiles(32, 128, 3, 4))),
-        (192, AsKept(KeptTiles(64, 64, 3, 4))),
-        (math.inf, ByMatrices()),
+        (192, ByWarpgroups(Fp4WarpgroupTiles(128, 5, 13), AsKept(KeptTiles(64, 64, 3, 4)))),
+        (math.inf, ByWarpgroups(Fp4WarpgroupTiles(256, 3, 13), ByMatrices())),
     ),
     Fp8Stack: (
         (1, InSplits(SplitTiles(16, SplitShape(32, 2, 4, 4), SplitShape(128, 1, 3, 4)))),
