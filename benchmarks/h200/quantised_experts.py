@@ -1,7 +1,7 @@
 """Experts' products with kept weights beside those with bfloat16, and how far from their floors.
 
     python3 -m benchmarks.h200.quantised_experts [--tokens 1 64 256 1024 8192] [--sweep]
-        [--ways RoundedTiles GroupedCutlass]
+        [--ways RoundedTiles WarpgroupTiles]
 
 Sizes of gpt-oss-20b in MXFP4 and of Qwen3-30B-A3B in FP8 blocks. A line a number of tokens:
 microseconds of both products together in bfloat16 and as kept, speed-up, and the kept ones' share
@@ -30,7 +30,6 @@ from workers.layers.cuda.routed_experts import partial_products
 from workers.layers.gemm.device_limits import DeviceLimits
 from workers.layers.kept.experts import KeptExperts, Stack
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
-from workers.layers.quantised.expert_cutlass import GroupedCutlass
 from workers.layers.quantised.expert_fp8 import RoundedTiles
 from workers.layers.quantised.expert_gemm import KeptTiles
 from workers.layers.quantised.expert_products import (
@@ -136,10 +135,8 @@ def worth_trying(rows: float, is_fp8: bool) -> list[ExpertWay]:
         if not is_fp8 and has_warpgroups(DeviceLimits.of(CUDA)):
             ways += [Fp4WarpgroupTiles(256, 3, blocks) for blocks in (5, 13)]
             ways.append(Fp4WarpgroupTiles(128, 5, 13))
-    if is_fp8 and rows > 1:
-        ways.append(GroupedCutlass())
-        if has_warpgroups(DeviceLimits.of(CUDA)):
-            ways += [WarpgroupTiles(3), WarpgroupTiles(4)]
+    if is_fp8 and rows > 1 and has_warpgroups(DeviceLimits.of(CUDA)):
+        ways += [WarpgroupTiles(3), WarpgroupTiles(4)]
     if is_fp8 and rows >= FEW_ROWS:
         ways += [RoundedTiles(64, stages, 8) for stages in (3, 4)]
         ways += [RoundedTiles(128, stages, warps) for stages, warps in ((3, 8), (2, 16), (3, 16))]

@@ -6,7 +6,6 @@ from tests.fakes.triton_targets import EXPERTS, Variant
 from workers.layers.kept import stacks
 from workers.layers.kept.int4 import Int4Groups
 from workers.layers.quantised import (
-    expert_cutlass,
     expert_fp8,
     expert_products,
     expert_rows,
@@ -111,7 +110,8 @@ def _skinny_tile(tiles):
 def _kept_expert_variants():
     """MXFP4 of gpt-oss' sizes, FP8 of Qwen3-30B-A3B's."""
     for stack, table in expert_products.TABLES.items():
-        for _, way in table:
+        for _, one in table:
+            way = one.others if isinstance(one, expert_products.OnWarpgroups) else one
             if isinstance(way, expert_products.AsKept):
                 yield from _kept_expert_products(way.tiles, stack is stacks.Fp4Stack)
             elif isinstance(way, expert_fp8.RoundedTiles):
@@ -131,17 +131,10 @@ def _kept_expert_variants():
 
 def _expert_rows_variants():
     """Of Qwen3-30B-A3B: what is launched around products that take rows by expert."""
-    types = {**EXPERTS, "first_rows": "*i32", "sizes": "*i32", "strides": "*i64", "rows": "*bf16"}
-    types |= {"values": "*fp8e4nv", "scales": "*fp32"}
-    experts, options = {"NUM_EXPERTS": 128}, {"num_warps": 4}
-    sizes = {**experts, "EXPERTS": 256, "WIDTH": 768, "HIDDEN_SIZE": 2048}
-    yield Variant(expert_cutlass._describe_kernel, types, sizes, options)
-    tokens = {**experts, "NUM_COLUMNS": 2048, "NUM_CHOSEN": 8}
-    places = {**tokens, "NUM_HERE": 128, "EXPERTS": 128, "GROUPS": 16, "ROWS": 128}
-    yield Variant(expert_rows._place_rows_kernel, types, places, options)
-    yield Variant(expert_rows._sum_rows_kernel, types, {**tokens, "COLUMNS": 1024}, options)
-    gate = {**experts, "WIDTH": 768, "ALPHA": 1.0, "LIMIT": 0.0, "ROWS": 16}
-    yield Variant(expert_rows._gate_rows_kernel, types, gate, options)
+    types = {**EXPERTS, "values": "*fp8e4nv", "scales": "*fp32"}
+    places = {"NUM_EXPERTS": 128, "NUM_COLUMNS": 2048, "NUM_CHOSEN": 8}
+    places |= {"NUM_HERE": 128, "EXPERTS": 128, "GROUPS": 16, "ROWS": 128}
+    yield Variant(expert_rows._place_rows_kernel, types, places, {"num_warps": 4})
 
 
 def _rounded_expert_products(tiles):

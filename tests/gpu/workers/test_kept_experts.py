@@ -18,7 +18,6 @@ from workers.layers.formats.mxfp4 import dequantise_mxfp4
 from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
 from workers.layers.moe.experts import Experts
-from workers.layers.quantised.expert_cutlass import GroupedCutlass
 from workers.layers.quantised.expert_fp8 import RoundedTiles
 from workers.layers.quantised.expert_products import (
     TABLES,
@@ -44,7 +43,6 @@ NEEDS_GLUON = pytest.mark.skipif(
     not (HAS_GPU and probe_gluon().is_available), reason="another Triton than Gluon's"
 )
 FP8_WAYS = (
-    GroupedCutlass(),
     pytest.param(WarpgroupTiles(3), marks=NEEDS_GLUON),
     pytest.param(WarpgroupTiles(4), marks=NEEDS_GLUON),
 )

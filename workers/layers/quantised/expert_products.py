@@ -21,6 +21,7 @@ from workers.layers.quantised.expert_fp8 import RoundedTiles
 from workers.layers.quantised.expert_gemm import KeptTiles
 from workers.layers.quantised.expert_splits import SplitShape, SplitTiles
 from workers.layers.quantised.expert_spread import spread
+from workers.layers.quantised.expert_warpgroups import WarpgroupTiles
 from workers.layers.quantised.fp4_experts import Fp4WarpgroupTiles, has_warpgroups
 
 
@@ -108,17 +109,22 @@ class ByMatrices:
 
 
 @dataclass(frozen=True, slots=True)
-class ByWarpgroups:
-    """By warpgroups where the GPU and Triton have them; otherwise, as it says, elsewhere."""
+class OnWarpgroups:
+    """By warpgroups where their kernels are for the GPU, the Triton and the sizes, elsewhere as
+    others."""
 
-    tiles: Fp4WarpgroupTiles
-    otherwise: ExpertWay
+    tiles: WarpgroupTiles | Fp4WarpgroupTiles
+    others: ExpertWay
 
     def products(
         self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_parts: int
     ) -> torch.Tensor:
-        is_there = has_warpgroups(DeviceLimits.of(hidden.device))
-        way = self.tiles if is_there else self.otherwise
+        is_covered = (
+            hidden.is_cuda
+            and has_warpgroups(DeviceLimits.of(hidden.device))
+            and self.tiles.covers(experts)
+        )
+        way = self.tiles if is_covered else self.others
         return way.products(hidden, chosen, experts, num_parts)
 
 
@@ -130,14 +136,14 @@ TABLES: Mapping[type[Stack], WayTable] = {
         (1, InSplits(SplitTiles(16, SplitShape(64, 4, 4, 4), SplitShape(128, 4, 3, 4)))),
         (15.75, AsKept(KeptTiles(16, 128, 3, 4))),
         (47.75, AsKept(KeptTiles(32, 128, 3, 4))),
-        (192, ByWarpgroups(Fp4WarpgroupTiles(128, 5, 13), AsKept(KeptTiles(64, 64, 3, 4)))),
-        (math.inf, ByWarpgroups(Fp4WarpgroupTiles(256, 3, 13), ByMatrices())),
+        (192, OnWarpgroups(Fp4WarpgroupTiles(256, 3, 5), AsKept(KeptTiles(64, 64, 3, 4)))),
+        (math.inf, OnWarpgroups(Fp4WarpgroupTiles(256, 3, 5), ByMatrices())),
     ),
     Fp8Stack: (
         (1, InSplits(SplitTiles(16, SplitShape(32, 2, 4, 4), SplitShape(128, 1, 3, 4)))),
         (8, AsKept(KeptTiles(16, 128, 3, 4))),
-        (31.75, AsKept(KeptTiles(32, 128, 3, 4))),
-        (math.inf, RoundedTiles(64, 3, 8)),
+        (31.75, OnWarpgroups(WarpgroupTiles(4), AsKept(KeptTiles(32, 128, 3, 4)))),
+        (math.inf, OnWarpgroups(WarpgroupTiles(4), RoundedTiles(64, 3, 8))),
     ),
 }
 

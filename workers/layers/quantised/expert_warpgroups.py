@@ -47,7 +47,7 @@ class WarpgroupTiles:
             raise ValueError("warpgroups add no bias and make pairs of blocks of the output")
         gate_up, down = fp8_stack(experts.gate_up), fp8_stack(experts.down)
         num_here = down.num_matrices
-        rows, grouped = place_rows(hidden, chosen, _BLOCK_ROWS, num_here, by_row=False)
+        rows, grouped = place_rows(hidden, chosen, _BLOCK_ROWS, num_here)
         activated = self._activated(rows, experts, gate_up, grouped)
         return self._projected(activated, chosen.weights, down, grouped, num_parts > 1, hidden)
 

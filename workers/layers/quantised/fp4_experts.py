@@ -22,6 +22,8 @@ _COMPUTE_CAPABILITY = (9, 0)
 _WARPS = 4
 """A warpgroup; the kernel adds another one and the warp that brings tiles."""
 
+_ROW_VALUES = 8
+"""Of 16 bits, in 16 bytes."""
 _FEW_TOKENS = 64
 """The fewest that are multiplied: blocks of less steps of so many take less time."""
 
@@ -44,6 +46,11 @@ class Fp4WarpgroupTiles:
     def __post_init__(self) -> None:
         if self.most_tokens not in (128, 256):
             raise ValueError(f"blocks of {self.most_tokens} tokens: warpgroups take 128 or 256")
+
+    def covers(self, experts: KeptExperts) -> bool:
+        """Whether rows of what is multiplied begin where copy engines can: at 16 bytes."""
+        down = experts.down
+        return down.rows % _ROW_VALUES == 0 and experts.gate_up.rows // 2 % _ROW_VALUES == 0
 
     def products(
         self, hidden: torch.Tensor, chosen: Chosen, experts: KeptExperts, num_parts: int

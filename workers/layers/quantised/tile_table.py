@@ -4,7 +4,8 @@ Tiles of the kernels for few rows; where no rule holds a form has its way of man
 2026-11-28: benchmarks/h200/quantised_products.py --sweep at 1, 16 and 64 rows of FP8, whose two
 forms have the same fastest tiles, and at 1, 64 and 256 of four bits. FP8 has tiles that round x
 (RoundedSkinnyTiles): a kernel that made 16 bits of the weights was slower at all of these. Tiles of
-one row (GemvTiles, MmaTiles) and the gated tables: benchmarks/h200/kept_chain.py, the same day.
+one row and the gated tables: benchmarks/h200/kept_chain.py, that day (GemvTiles) and 2026-11-29
+(MmaTiles).
 """
 
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ FP8_GATED: TileTable = (
     TileRule(1, GemvTiles(8, 1, 512, min_programs=1, num_stages=4, num_warps=2)),
 )
 INT4: TileTable = (
-    TileRule(1, MmaTiles(16, 1, 1024, min_programs=512, num_stages=7, num_warps=4)),
+    TileRule(1, MmaTiles(16, 1, 2048, min_programs=1, num_stages=7, num_warps=8)),
     TileRule(16, SkinnyTiles(128, 16, 128, min_programs=132, num_stages=3, num_warps=4)),
     TileRule(64, SkinnyTiles(64, 64, 128, min_programs=132, num_stages=3, num_warps=4)),
     TileRule(192, SkinnyTiles(64, 64, 128, min_programs=132, num_stages=2, num_warps=4)),
