@@ -184,6 +184,20 @@ def check_mma_tiles():
     check_close(parts.double().sum(0), want, 1e-5)
     gate, up = want.chunk(2, dim=1)
     check_close(KeptGatedProduct(product, "silu")(x), silu(gate) * up, 2e-2)
+    check_part_of_a_row()
+
+
+def check_part_of_a_row():
+    """x is a part of a wider row, which begins between two multiples of 16 bytes."""
+    weight = int4_weight(32, 256, 128, False)
+    product = Int4Product(
+        Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups), False
+    )
+    x = torch.randn(1, 264).bfloat16()[:, 4:260]
+    assert x.is_contiguous()
+    assert torch.equal(product(x), product(x.clone()))
+    gated = KeptGatedProduct(product, "silu")
+    assert torch.equal(gated(x), gated(x.clone()))
 
 
 def check_gemvs():

@@ -27,7 +27,7 @@ from workers.layers.quantised.int4_turns import (
 )
 from workers.layers.quantised.skinny_shape import SkinnyShape
 
-_ALIGNMENT_BYTES = 16
+ALIGNMENT_BYTES = 16
 
 
 def _run_multiply_turn(
@@ -200,7 +200,7 @@ def int4_mma(
     over up. One split has x's dtype, several are float32: their sum is the product. shape.block_k:
     a turn for each warp. Raises ValueError as new_output does, and for x and words that do not
     begin at a multiple of 16 bytes: Triton would give a thread fewer of a row's numbers."""
-    if any(tensor.data_ptr() % _ALIGNMENT_BYTES for tensor in (x, kept.words)):
+    if any(tensor.data_ptr() % ALIGNMENT_BYTES for tensor in (x, kept.words)):
         raise ValueError("x and words have to begin where 16 bytes are loaded at once")
     out = new_output(x, kept.out_features, shape, gate, new)
     is_dependent = dependent_launch(x)

@@ -8,7 +8,7 @@ from workers.layers.gemm.build import cublas_gemm
 from workers.layers.kept.int4 import Int4Groups
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised import tile_table
-from workers.layers.quantised.int4_mma import int4_mma
+from workers.layers.quantised.int4_mma import ALIGNMENT_BYTES, int4_mma
 from workers.layers.quantised.int4_skinny import int4_skinny
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.product import KeptProduct
@@ -38,11 +38,20 @@ class Int4Product(KeptProduct):
     def _of_few(
         self, new: NewTensor, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape
     ) -> torch.Tensor:
-        multiply = int4_mma if isinstance(tiles, MmaTiles) else int4_skinny
-        return multiply(x, self._kept, shape, new)
+        if isinstance(tiles, MmaTiles):
+            return int4_mma(_aligned(x), self._kept, shape, new)
+        return int4_skinny(x, self._kept, shape, new)
 
     def _gated_of_few(self, x: torch.Tensor, shape: SkinnyShape, gate: Gate) -> torch.Tensor:
-        return int4_mma(self._ordered(x), self._kept, shape, gate=gate)
+        return int4_mma(_aligned(self._ordered(x)), self._kept, shape, gate=gate)
 
     def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
         return cublas_gemm(x, int4_spread(self._kept, x.dtype), new)
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy where it does not begin as int4_mma asks: any part of a wider row is contiguous
+    as long as it is the only row."""
+    if x.data_ptr() % ALIGNMENT_BYTES == 0:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
