@@ -32,6 +32,15 @@ def test_noise_is_no_slope(seed: int) -> None:
     assert keys.of_a_key() < KEY_S / 10
 
 
+def test_noise_is_not_taken_for_a_slope_at_any_step() -> None:
+    """Figures of all lengths would move by it, and stay so until it is found anew."""
+    for seed in range(30):
+        rng, keys = random.Random(seed), KeySeconds()
+        for step in range(300):
+            keys.observe(64, 2, 64 * (1024 + 2 * (step % 200)), 5e-3 * rng.gauss(1.0, 0.01))
+            assert keys.of_a_key() == 0.0
+
+
 def test_a_step_that_prepared_the_device_is_no_part_of_it() -> None:
     keys = KeySeconds()
     keys.observe(64, 2, 64 * 1000, 0.3)
