@@ -20,6 +20,8 @@ def check_rows():
     rows, grouped = place_rows(x, chosen, 2, 2)
     want = group(chosen, 2, 1)
     assert torch.equal(grouped.num_blocks, want.num_blocks)
+    # Two rows of each expert, and none of the third's block.
+    assert grouped.blocks[:, : int(grouped.num_blocks)].tolist() == [[0, 1], [0, 2], [2, 2]]
     assert torch.equal(grouped.blocks[:, :2], want.blocks[:, :2])
     assert torch.equal(grouped.pairs, want.pairs)
     assert rows.scales.stride() == (1, 6)
