@@ -7,7 +7,7 @@ share of the time (a budget of regret), and what a trial did cost is paid before
 
 Behind a plain step drafts wait for the host, behind drafts they may be made ahead of it: of a
 length that is tried among plain steps two are taken, one behind the other, since the first says too
-much of what it costs where all steps have drafts.
+much of what it costs where all steps have drafts. So are two of a length that is not known yet.
 """
 
 from bisect import bisect_left
