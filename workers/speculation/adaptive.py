@@ -22,7 +22,7 @@ from workers.speculation.step_seconds import StepSeconds
 _LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Few, so that a device has few shapes of steps to be prepared for."""
 _MARGIN = 1.01
-_TRIAL_SHARE, _SETTLED_SHARE = 0.005, 0.0025
+_TRIAL_SHARE, _SETTLED_SHARE = 0.005, 0.0035
 """Of the time, what trials may cost, and what they may where the length in use has not changed for
 _SETTLED_STEPS: what is wrong is found soon, and what has held is asked less often."""
 _SETTLED_STEPS = 400
@@ -37,10 +37,11 @@ _MAX_CHARGED_RISE = 2.0
 _MAX_TRIAL_STEPS = 2
 _FULL = 0.9
 """Of what may be saved at most, what pays for any trial."""
-_MEMORY, _MEMORY_ROWS = 0.98, 3
-"""What counts of earlier runs after each step that verifies so many or more. One of fewer takes
-less away: 50 runs are too few to tell three drafts from five."""
-_PRIOR_RUNS, _PRIOR_RIGHT = 6.0, 0.7
+_MEMORY = 0.98
+"""What counts of earlier runs after each step that verifies some."""
+_PRIOR_RUNS, _PRIOR_RIGHT = 2.0, 0.7
+_PLACE_RUNS = 6.0
+"""Runs as that many of which a place is thought to be as good as the one before it."""
 
 Rates = npt.NDArray[np.float64]
 
@@ -65,12 +66,11 @@ class Acceptance:
         self._num_tried[: min(num_accepted + 1, num_drafts)] += 1.0
         self._num_right[:num_accepted] += 1.0
 
-    def fade(self, num_rows: int) -> None:
-        """Earlier runs count for less from here on, behind a step with so many rows."""
+    def fade(self) -> None:
+        """Earlier runs count for less from here on."""
         self._chances = None
-        kept = _MEMORY ** min(num_rows / _MEMORY_ROWS, 1.0)
-        self._num_tried *= kept
-        self._num_right *= kept
+        self._num_tried *= _MEMORY
+        self._num_right *= _MEMORY
 
     def chances(self) -> Rates:
         """That the first j + 1 drafts are all right, float64 (max_draft_tokens,). Of places that
@@ -80,12 +80,13 @@ class Acceptance:
         return self._chances
 
     def _found_chances(self) -> Rates:
-        chance, all_right = _PRIOR_RIGHT, 1.0
+        chance, known, all_right = _PRIOR_RIGHT, _PRIOR_RUNS, 1.0
         chances = np.empty(len(self._num_tried))
         for place, (tried, right) in enumerate(
             zip(self._num_tried.tolist(), self._num_right.tolist(), strict=True)
         ):
-            chance = (right + _PRIOR_RUNS * chance) / (tried + _PRIOR_RUNS)
+            chance = (right + known * chance) / (tried + known)
+            known = _PLACE_RUNS
             all_right *= chance
             chances[place] = all_right
         return chances
@@ -159,7 +160,7 @@ class AdaptiveLength:
         self._seconds.add(shape.num_rows, index, seconds, shape.num_keys, is_at_most=is_first)
         self._last_shape = shape
         if shape.num_drafts:
-            self._acceptance.fade(shape.num_rows)
+            self._acceptance.fade()
         most_s = _MAX_SAVED_STEPS * seconds
         self._saved_s = min(self._saved_s + self._trial_share * seconds, most_s)
         self._was_trial = bool(self._num_on_trial[index])

@@ -251,22 +251,24 @@ def test_earlier_runs_count_for_less_after_each_step() -> None:
         acceptance.add(2, 0)
     first = float(acceptance.chances()[0])
     for _ in range(400):
-        acceptance.fade(num_rows=4)
+        acceptance.fade()
         acceptance.chances()
     faded = float(acceptance.chances()[0])
-    assert first < 0.2
+    assert first < 0.1
     assert faded > 0.6
 
 
-def test_a_single_stream_remembers_longer_than_many() -> None:
-    """A step of it is one run, where one of many is as many as there are rows."""
-    one, many = Acceptance(2), Acceptance(2)
-    for acceptance, num_rows in ((one, 1), (many, 64)):
-        for _ in range(20):
-            acceptance.add(2, 0)
-        for _ in range(100):
-            acceptance.fade(num_rows)
-    assert one.chances()[0] + 0.1 < many.chances()[0]
+def test_a_place_is_as_good_as_the_one_before_until_some_runs_say_otherwise() -> None:
+    acceptance = Acceptance(3)
+    for _ in range(200):
+        acceptance.add(1, 1)
+    for _ in range(2):
+        acceptance.add(2, 1)
+    after_two = float(acceptance.chances()[1])
+    for _ in range(60):
+        acceptance.add(2, 1)
+    assert after_two > 0.7
+    assert acceptance.chances()[1] < 0.15
 
 
 def test_what_has_held_is_asked_less_often() -> None:
