@@ -1,7 +1,7 @@
 """Experts' products with kept weights beside those with bfloat16, and how far from their floors.
 
     python3 -m benchmarks.h200.quantised_experts [--tokens 1 64 256 1024 8192] [--sweep]
-        [--ways RoundedTiles WarpgroupTiles]
+        [--ways RoundedTiles Fp8WarpgroupTiles]
 
 Sizes of gpt-oss-20b in MXFP4 and of Qwen3-30B-A3B in FP8 blocks. A line a number of tokens:
 microseconds of both products together in bfloat16 and as kept, speed-up, and the kept ones' share
@@ -40,8 +40,9 @@ from workers.layers.quantised.expert_products import (
     kept_partial_products,
 )
 from workers.layers.quantised.expert_splits import SplitShape, SplitTiles
-from workers.layers.quantised.expert_warpgroups import WarpgroupTiles
-from workers.layers.quantised.fp4_experts import Fp4WarpgroupTiles, has_warpgroups
+from workers.layers.quantised.expert_warpgroups import Fp8WarpgroupTiles
+from workers.layers.quantised.fp4_experts import Fp4WarpgroupTiles
+from workers.layers.quantised.warpgroup_limits import has_warpgroups
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights
 
 CUDA = torch.device("cuda", 0)
@@ -136,7 +137,7 @@ def worth_trying(rows: float, is_fp8: bool) -> list[ExpertWay]:
             ways += [Fp4WarpgroupTiles(256, 3, blocks) for blocks in (5, 13)]
             ways.append(Fp4WarpgroupTiles(128, 5, 13))
     if is_fp8 and rows > 1 and has_warpgroups(DeviceLimits.of(CUDA)):
-        ways += [WarpgroupTiles(3), WarpgroupTiles(4)]
+        ways += [Fp8WarpgroupTiles(3), Fp8WarpgroupTiles(4)]
     if is_fp8 and rows >= FEW_ROWS:
         ways += [RoundedTiles(64, stages, 8) for stages in (3, 4)]
         ways += [RoundedTiles(128, stages, warps) for stages, warps in ((3, 8), (2, 16), (3, 16))]

@@ -160,14 +160,7 @@ def run(monkeypatch, arguments, num_programs):
         "word_layout": lambda is_gated: None,
         "store_layout": lambda tokens, is_gated: None,
     }
-    for module in MODULES:
-        for name, value in list(vars(module).items()):
-            if name in replaced:
-                monkeypatch.setattr(module, name, replaced[name])
-            elif hasattr(value, "fn") and hasattr(value, "arg_names"):
-                monkeypatch.setattr(module, name, value.fn)
-            elif type(value).__name__ == "constexpr":
-                monkeypatch.setattr(module, name, value.value)
+    threads.replace(monkeypatch, MODULES, replaced)
     for program in range(num_programs):
         for module in MODULES:
             monkeypatch.setattr(module, "gl", language((program, num_programs)))

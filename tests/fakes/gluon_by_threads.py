@@ -261,6 +261,8 @@ def replace(monkeypatch, modules, replaced):
                 monkeypatch.setattr(module, name, replaced[name])
             elif hasattr(value, "fn") and hasattr(value, "arg_names"):
                 monkeypatch.setattr(module, name, value.fn)
+            elif type(value).__name__ == "constexpr":
+                monkeypatch.setattr(module, name, value.value)
 
 
 def run(monkeypatch, arguments, grid):

@@ -12,9 +12,9 @@ import numpy as np
 
 from tests.fakes import gluon_by_threads
 from tests.fakes.gluon_by_threads import Barriers, Values, language, replace
-from workers.layers.quantised import expert_gluon, expert_gluon_parts
+from workers.layers.quantised import fp8_warpgroup_parts, fp8_warpgroups
 
-MODULES = (expert_gluon, expert_gluon_parts)
+MODULES = (fp8_warpgroups, fp8_warpgroup_parts)
 
 
 class Shared(gluon_by_threads.Shared):
@@ -72,8 +72,8 @@ def copy(matrix, corner, barrier, place):
 
 
 def run(monkeypatch, name, arguments, num_programs):
-    """The kernel of that name in expert_gluon.py. arguments: as WarpgroupTiles passes them, arrays
-    for tensors."""
+    """The kernel of that name in fp8_warpgroups.py. arguments: as Fp8WarpgroupTiles passes them,
+    arrays for tensors."""
     replaced = {
         "tma": SimpleNamespace(async_copy_global_to_shared=copy),
         "product_layout": lambda: None,
@@ -95,4 +95,4 @@ def run(monkeypatch, name, arguments, num_programs):
         words.allocate_shared_memory = allocate
         for module in MODULES:
             monkeypatch.setattr(module, "gl", words)
-        getattr(expert_gluon, name)(*arguments)
+        getattr(fp8_warpgroups, name)(*arguments)

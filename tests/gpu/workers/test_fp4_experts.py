@@ -13,7 +13,8 @@ from workers.layers.gemm.device_limits import DeviceLimits
 from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.stacks import Fp4Stack
 from workers.layers.quantised.expert_products import ByMatrices
-from workers.layers.quantised.fp4_experts import Fp4WarpgroupTiles, has_warpgroups
+from workers.layers.quantised.fp4_experts import Fp4WarpgroupTiles
+from workers.layers.quantised.warpgroup_limits import has_warpgroups
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights, routed_in_torch
 
 NEEDS_WARPGROUPS = pytest.mark.skipif(
@@ -25,7 +26,8 @@ NUM_CHOSEN = 4
 ROUNDED = 1e-2
 """Relative, of two products with a rounding to 16 bits between and behind them."""
 GPT_OSS = Gating(1.702, 7.0)
-WAYS = (Fp4WarpgroupTiles(256, 3, 13), Fp4WarpgroupTiles(128, 5, 13))
+WAYS = (Fp4WarpgroupTiles(256, 3, 5), Fp4WarpgroupTiles(128, 5, 13))
+"""What the tables name, and short blocks."""
 
 
 def fp4_stack(num, rows, columns):

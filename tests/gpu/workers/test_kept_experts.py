@@ -10,13 +10,13 @@ from tests.fakes.quantised_checkpoints import quantise_folder
 from tests.fakes.tiny_models import MIXTURES, VOCAB_SIZE, TinyModel, save_tiny_model
 from tests.gpu.engines import CUDA, GREEDY, generate, prompts_of
 from tests.gpu.needs import HAS_GPU, NEEDS_GPU, NEEDS_HOPPER
+from tests.gpu.workers import test_fp4_experts as mxfp4
 from tests.unit.workers.loading.test_quantised_experts import STACKS, WIDE, quantise_stacks
 from workers.config import EngineConfig
 from workers.layers.cuda.expert_routing import choose_by_softmax
 from workers.layers.cuda.norm import add_rms_norm_
-from workers.layers.formats.mxfp4 import dequantise_mxfp4
 from workers.layers.kept.experts import KeptExperts
-from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
+from workers.layers.kept.stacks import Fp8Stack
 from workers.layers.moe.experts import Experts
 from workers.layers.quantised.expert_fp8 import RoundedTiles
 from workers.layers.quantised.expert_products import (
@@ -26,7 +26,7 @@ from workers.layers.quantised.expert_products import (
     kept_partial_products,
 )
 from workers.layers.quantised.expert_splits import SplitShape, SplitTiles
-from workers.layers.quantised.expert_warpgroups import WarpgroupTiles
+from workers.layers.quantised.expert_warpgroups import Fp8WarpgroupTiles
 from workers.layers.routed_experts import SILU, Gating, RoutedWeights, routed_in_torch
 from workers.loading.loader import load_model
 from workers.parallel.group import SingleRank
@@ -43,21 +43,14 @@ NEEDS_GLUON = pytest.mark.skipif(
     not (HAS_GPU and probe_gluon().is_available), reason="another Triton than Gluon's"
 )
 FP8_WAYS = (
-    pytest.param(WarpgroupTiles(3), marks=NEEDS_GLUON),
-    pytest.param(WarpgroupTiles(4), marks=NEEDS_GLUON),
+    pytest.param(Fp8WarpgroupTiles(3), marks=NEEDS_GLUON),
+    pytest.param(Fp8WarpgroupTiles(4), marks=NEEDS_GLUON),
 )
 FEW_ROWS = max(most for most, way in TABLES[Fp8Stack] if isinstance(way, AsKept | InSplits))
 
 
 def fp4_stack(rows, columns):
-    stack = Fp4Stack(NUM_EXPERTS, rows, columns, CUDA)
-    size = rows, columns // 32
-    for place in range(NUM_EXPERTS):
-        blocks = torch.randint(0, 256, (*size, 16), dtype=torch.uint8, device=CUDA)
-        scales = torch.randint(116, 123, size, dtype=torch.uint8, device=CUDA)
-        assert stack.take(place, slice(0, rows), blocks, scales)
-        assert torch.equal(stack.dequantised()[place], dequantise_mxfp4(blocks, scales))
-    return stack
+    return mxfp4.fp4_stack(NUM_EXPERTS, rows, columns)
 
 
 def fp8_stack(rows, columns):

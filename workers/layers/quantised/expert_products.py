@@ -1,8 +1,9 @@
 """Experts with kept weights in two grouped products: in tiles of them as they are kept or, of many
 rows, with activations in FP8 or with matrices made for the one product.
 
-Tiles of an H200, 2026-11-28: benchmarks/h200/quantised_experts.py --sweep at 0.06 to 1,024 rows an
-expert; between these points the tables change where the tiles are full.
+Tiles of an H200, 2026-11-28, by warpgroups 2026-11-29: benchmarks/h200/quantised_experts.py --sweep
+at 0.06 to 1,024 rows an expert, FP8 by warpgroups at 4 to 512, MXFP4 at 128 and 1,024. Between
+these points the tables change where the tiles are full.
 """
 
 import math
@@ -21,8 +22,9 @@ from workers.layers.quantised.expert_fp8 import RoundedTiles
 from workers.layers.quantised.expert_gemm import KeptTiles
 from workers.layers.quantised.expert_splits import SplitShape, SplitTiles
 from workers.layers.quantised.expert_spread import spread
-from workers.layers.quantised.expert_warpgroups import WarpgroupTiles
-from workers.layers.quantised.fp4_experts import Fp4WarpgroupTiles, has_warpgroups
+from workers.layers.quantised.expert_warpgroups import Fp8WarpgroupTiles
+from workers.layers.quantised.fp4_experts import Fp4WarpgroupTiles
+from workers.layers.quantised.warpgroup_limits import has_warpgroups
 
 
 class ExpertWay(Protocol):
@@ -113,7 +115,7 @@ class OnWarpgroups:
     """By warpgroups where their kernels are for the GPU, the Triton and the sizes, elsewhere as
     others."""
 
-    tiles: WarpgroupTiles | Fp4WarpgroupTiles
+    tiles: Fp8WarpgroupTiles | Fp4WarpgroupTiles
     others: ExpertWay
 
     def products(
@@ -142,8 +144,8 @@ TABLES: Mapping[type[Stack], WayTable] = {
     Fp8Stack: (
         (1, InSplits(SplitTiles(16, SplitShape(32, 2, 4, 4), SplitShape(128, 1, 3, 4)))),
         (8, AsKept(KeptTiles(16, 128, 3, 4))),
-        (31.75, OnWarpgroups(WarpgroupTiles(4), AsKept(KeptTiles(32, 128, 3, 4)))),
-        (math.inf, OnWarpgroups(WarpgroupTiles(4), RoundedTiles(64, 3, 8))),
+        (31.75, OnWarpgroups(Fp8WarpgroupTiles(4), AsKept(KeptTiles(32, 128, 3, 4)))),
+        (math.inf, OnWarpgroups(Fp8WarpgroupTiles(4), RoundedTiles(64, 3, 8))),
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Products with FP8 experts of many rows by warpgroups (expert_gluon.py), on sm90.
+"""Products with FP8 experts of many rows by warpgroups (fp8_warpgroups.py), on sm90.
 
 Launches what is around them: rows are rounded once and laid out by expert, so that copy engines
 bring them. Results lie at (choice, token), as those of other tiles do. Knows no routing.
@@ -27,7 +27,7 @@ _NUM_WARPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class WarpgroupTiles:
+class Fp8WarpgroupTiles:
     """How both products are made, of Fp8Stacks without biases. num_stages: turns of 128 columns on
     their way to shared memory, 48 KiB each; 4 at most fit beside what results go by."""
 
@@ -115,7 +115,7 @@ class WarpgroupTiles:
     def _shape(
         self, stack: Fp8Stack, num_tiles: int, step: int, apart: int, num_chosen: int
     ) -> Any:
-        """An expert_gluon_parts.WarpgroupShape."""
+        """An fp8_warpgroup_parts.WarpgroupShape."""
         num_turns = stack.columns // BLOCK
         return _kernels().WarpgroupShape(
             num_turns, num_tiles, stack.rows, step, apart, num_chosen, self.num_stages
@@ -124,7 +124,7 @@ class WarpgroupTiles:
 
 def _kernels() -> Any:
     """Not imported before they are asked for: another Triton may have no such Gluon."""
-    return importlib.import_module("workers.layers.quantised.expert_gluon")
+    return importlib.import_module("workers.layers.quantised.fp8_warpgroups")
 
 
 def _num_programs(grouped: ExpertBlocks, shape: Any) -> int:

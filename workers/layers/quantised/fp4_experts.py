@@ -9,16 +9,13 @@ from typing import Any
 
 import torch
 
-from attention.kernels.providers import probe_gluon
 from workers.layers.cuda.expert_gather import gather_rows
 from workers.layers.cuda.expert_routing import Chosen, ExpertBlocks, group
-from workers.layers.gemm.device_limits import DeviceLimits
 from workers.layers.kept.experts import KeptExperts, Stack
 from workers.layers.kept.stacks import WORDS_PER_TURN, Fp4Stack
 from workers.layers.quantised.fp4_warpgroup_shape import WarpgroupShape
 from workers.layers.routed_experts import SILU, Gating
 
-_COMPUTE_CAPABILITY = (9, 0)
 _WARPS = 4
 """A warpgroup; the kernel adds another one and the warp that brings tiles."""
 
@@ -26,11 +23,6 @@ _ROW_VALUES = 8
 """Of 16 bits, in 16 bytes."""
 _FEW_TOKENS = 64
 """The fewest that are multiplied: blocks of less steps of so many take less time."""
-
-
-def has_warpgroups(limits: DeviceLimits) -> bool:
-    """Whether the kernel is for this GPU and this Triton."""
-    return limits.compute_capability == _COMPUTE_CAPABILITY and probe_gluon().is_available
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,14 @@ from attention.capability import BackendProbe
 from workers.layers.gemm.device_limits import HOPPER, DeviceLimits
 from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
-from workers.layers.quantised import expert_products, fp4_experts
+from workers.layers.quantised import expert_products, warpgroup_limits
 from workers.layers.quantised.expert_products import TABLES, OnWarpgroups
-from workers.layers.quantised.expert_warpgroups import WarpgroupTiles
+from workers.layers.quantised.expert_warpgroups import Fp8WarpgroupTiles
 from workers.layers.quantised.fp4_experts import Fp4WarpgroupTiles
 from workers.layers.routed_experts import SILU
 
 META = torch.device("meta")
-FP8, FP4 = WarpgroupTiles(4), Fp4WarpgroupTiles(256, 3, 5)
+FP8, FP4 = Fp8WarpgroupTiles(4), Fp4WarpgroupTiles(256, 3, 5)
 BLACKWELL = DeviceLimits.within((10, 0), 227 << 10)
 
 
@@ -63,7 +63,7 @@ def test_what_they_do_not_cover_goes_as_before(
     monkeypatch, limits, has_gluon, is_on_gpu, covers, taken
 ) -> None:
     probe = BackendProbe(is_available=has_gluon)
-    monkeypatch.setattr(fp4_experts, "probe_gluon", lambda: probe)
+    monkeypatch.setattr(warpgroup_limits, "probe_gluon", lambda: probe)
     of = SimpleNamespace(of=lambda device: limits)
     monkeypatch.setattr(expert_products, "DeviceLimits", of)
     tiles = named("warpgroups")

@@ -13,7 +13,7 @@ pytest.importorskip("triton.experimental.gluon", reason="comes with Triton from 
 from tests.fakes import gluon_experts_by_threads
 from tests.fakes.gluon_by_threads import Pointer
 from tests.fakes.gluon_experts_by_threads import Map
-from workers.layers.quantised.expert_gluon_parts import WarpgroupShape
+from workers.layers.quantised.fp8_warpgroup_parts import WarpgroupShape
 
 TOLERANCE = 1e-6
 NUM_CHOSEN, BLOCK = 2, 128

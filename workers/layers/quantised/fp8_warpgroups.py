@@ -17,7 +17,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from workers.layers.quantised.expert_gluon_parts import (
+from workers.layers.quantised.fp8_warpgroup_parts import (
     BLOCK,
     GROUP_ROWS,
     WarpgroupShape,
