@@ -5,7 +5,6 @@ To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 """
 
 import tempfile
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 
 from tests.fakes.interpreted_gemma import PlainChooser
 from tests.fakes.model_rows import ModelRows, torch_native_backend
+from tests.fakes.side_streams import EagerSide
 from tests.fakes.tiny_models import GEMMA, NATIVE, random_prompt, save_tiny_model
 from workers.adapters import device_stage
 from workers.adapters.adapted_products import AdapterWays, AddedBehind, StepGroups
@@ -37,21 +37,6 @@ from workers.scheduler.adapter_plan import NO_ADAPTERS, AdapterPlan, WornAdapter
 
 ADAPTER_OF_ROW = torch.tensor([2, 0, 1], dtype=torch.int32)
 MAX_RANK = 8
-
-
-class EagerSide:
-    """A SideStream whose launches run at once, and what happened in which order."""
-
-    def __init__(self):
-        self.events = []
-
-    @contextmanager
-    def forked(self):
-        self.events.append("fork")
-        yield
-
-    def join(self):
-        self.events.append("join")
 
 
 class Dressed:

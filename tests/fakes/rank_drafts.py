@@ -7,6 +7,7 @@ import torch
 from attention.forward_batch import StepShape
 from attention.graph_timing import GraphAttentionTimer
 from tests.fakes.drafted_runner import ClosureCapturer, ReplayedVerifyBackend
+from tests.fakes.side_streams import EagerSide
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.graphs.decode_graphs import AttentionTwins, DecodeGraphs
@@ -17,6 +18,7 @@ from workers.graphs.measured_turns import MeasuredTurns
 from workers.graphs.ring import StagingRing
 from workers.graphs.tree_draft_graphs import TreeDraftGraphs
 from workers.graphs.verify_graphs import verify_shapes
+from workers.layers.cuda.side_stream import SideStream
 from workers.parallel.group import SingleRank, TPGroup
 from workers.runner.cuda_model_runner import CudaModelRunner
 from workers.runner.cuda_rank_drafts_runner import CudaRankDraftsRunner
@@ -141,6 +143,9 @@ class ReplayingRank(ReplayingRunner, CudaRankDraftsRunner):
         return DraftGraphs(
             self._device_drafter, backend, self.drafts, shapes, padding_slot, TORCH_ROW_KERNELS
         )
+
+    def _side_stream(self) -> SideStream:
+        return EagerSide()
 
     def with_drafts(self, executor: StepExecutor) -> StepExecutor:
         """Steps run in a thread of their own: nothing is made ahead of them in another."""

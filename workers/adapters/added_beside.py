@@ -4,56 +4,21 @@ The product leaves partial products to the kernel that reads them, which sums th
 What adapters add is one part more: nothing is joined by a launch of its own.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 
 from workers.adapters.adapted_products import AdapterWays, AddedBehind, StepGroups
 from workers.layers.cuda.adapter_products import AdapterMatrices
+from workers.layers.cuda.side_stream import CudaSideStream, SideStream
 from workers.layers.gemm.matrix import PartialProducts
 from workers.layers.new_tensor import NewTensor
 
 MAX_TOKENS_BESIDE = 256
 """Up to as many a product mostly waits for its weights. Beyond, it has no time left over, and a
 part more is as large as the product's result. Not measured."""
-
-
-class SideStream(Protocol):
-    def forked(self) -> AbstractContextManager[None]:
-        """What is launched within follows all that was launched before, and runs beside all that is
-        launched later, up to join."""
-
-    def join(self) -> None:
-        """What is launched from here on follows all of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class CudaSideStream:
-    """Within a captured step, too: forks and joins are events, which become a graph's edges."""
-
-    stream: torch.cuda.Stream
-
-    @classmethod
-    def on(cls, device: torch.device) -> "CudaSideStream":
-        # Before blocks of the product that wait for a place: these two launches follow each other.
-        return cls(torch.cuda.Stream(device, priority=-1))  # type: ignore[no-untyped-call]
-
-    @contextmanager
-    def forked(self) -> Iterator[None]:
-        self.stream.wait_stream(self._main)
-        with torch.cuda.stream(self.stream):
-            yield
-
-    def join(self) -> None:
-        self._main.wait_stream(self.stream)
-
-    @property
-    def _main(self) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(self.stream.device)
 
 
 class _OnePartMore:

@@ -1,4 +1,5 @@
-"""A model whose graphed steps hand over what a drafter reads of them, within the graph."""
+"""A model whose graphed steps hand over what a drafter reads of them, within the graph: before its
+logits are made, or beside them."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,6 +9,7 @@ import torch
 from attention.forward_batch import ForwardBatch
 from attention.memory.slot_states import StateEntry
 from workers.graphs.graphed_model import GraphedModel
+from workers.layers.cuda.side_stream import SideStream
 from workers.models.token_inputs import ModelOutput, TokenInputs
 
 
@@ -50,11 +52,45 @@ class TappedModel:
 
     def __call__(self, tokens: TokenInputs, batch: ForwardBatch, /) -> ModelOutput:
         output = self._model(tokens, batch)
-        self._take(batch, (output.hidden,) if self._taps_final_states else output.taps)
+        self._hand_over(batch, (output.hidden,) if self._taps_final_states else output.taps)
         return output
+
+    def _hand_over(self, batch: ForwardBatch, taps: Sequence[torch.Tensor]) -> None:
+        self._take(batch, taps)
 
     def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._model.local_logits(hidden)
 
     def whole_logits(self, local: torch.Tensor) -> torch.Tensor:
         return self._model.whole_logits(local)
+
+
+class ReadBesideLogits(TappedModel):
+    """As TappedModel; what take launches runs on a stream of its own, beside the product by the
+    vocabulary. local_logits is called once behind each pass, and take does not need its result.
+
+    Taps belong to the model's stream, which has waited for the other one before anything can take
+    their memory; take's own tensors belong to the other one. Neither may use what the other one
+    writes, workspaces of products included: cuBLAS has one a stream, CublasLt here has one.
+    """
+
+    def __init__(
+        self, model: GraphedModel, take: TakeTaps, taps_final_states: bool, side: SideStream
+    ) -> None:
+        super().__init__(model, take, taps_final_states)
+        self._side = side
+        self._untaken: tuple[ForwardBatch, Sequence[torch.Tensor]] | None = None
+
+    def _hand_over(self, batch: ForwardBatch, taps: Sequence[torch.Tensor]) -> None:
+        self._untaken = batch, taps
+
+    def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        untaken, self._untaken = self._untaken, None
+        if untaken is None:
+            raise RuntimeError("logits are made once, behind a pass")
+        try:
+            with self._side.forked():
+                self._take(*untaken)
+            return super().local_logits(hidden)
+        finally:
+            self._side.join()

@@ -15,8 +15,9 @@ from workers.graphs.drafted_verify_graphs import DraftedVerifyGraphs
 from workers.graphs.graph_set import CudaGraphCapturer, build_draft_graphs
 from workers.graphs.graphed_model import GraphedModel
 from workers.graphs.segment_graphs import SegmentGraphs
-from workers.graphs.tapped_model import StaticTaps, TappedModel
+from workers.graphs.tapped_model import ReadBesideLogits, StaticTaps, TappedModel
 from workers.graphs.verify_graphs import MAX_VERIFY_TOKENS, VerifiedStep, VerifyGraphs
+from workers.layers.cuda.side_stream import CudaSideStream, SideStream
 from workers.loading.weights import OnProgress
 from workers.parallel.group import TPGroup
 from workers.runner.ahead_drafts import AheadDrafts
@@ -38,8 +39,9 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
     """As RankDraftsRunner and CudaModelRunner. Drafts are made ahead of a replay; what the target's
     graph hands over of them is read behind it.
 
-    Where a head reads states of the target, graphs of plain decode steps read them, too, so that
-    replaying one takes the host no more than without a head. Steps with prompts have no graphs
+    Where a head reads states of the target, graphs of plain decode steps read them, too, beside the
+    product by the vocabulary, so that replaying one takes the host no more than without a head, and
+    the device little. Steps with prompts have no graphs
     between their layers' attention then: these hand over no states.
     """
 
@@ -79,8 +81,11 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
     def _decode_model(self) -> GraphedModel:
         if not self._device_drafter.reads_target:
             return super()._decode_model()
-        read = self._device_drafter.behind_decode
-        return TappedModel(self._model, read, self._drafter.taps_final_states)
+        read, taps_final = self._device_drafter.behind_decode, self._drafter.taps_final_states
+        return ReadBesideLogits(self._model, read, taps_final, self._side_stream())
+
+    def _side_stream(self) -> SideStream:
+        return CudaSideStream.on(self._device)
 
     def _verify_model(self) -> GraphedModel:
         if not self._device_drafter.reads_target:

@@ -19,8 +19,11 @@ from tests.unit.workers.engine.test_rank_drafts import FEW_PAGES, recorded_run
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.graphs.graph_set import CudaGraphCapturer
+from workers.graphs.tapped_model import ReadBesideLogits, TappedModel
+from workers.layers.cuda.side_stream import CudaSideStream
 from workers.layers.sharding import ShardContext, weight_slots
 from workers.models.cuda_eagle_head import CudaEagleHead
+from workers.models.token_inputs import ModelOutput, TokenInputs
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
 from workers.runner.kv_memory import create_kv_pool
@@ -101,27 +104,53 @@ def kept(drafter):
     return [one[1:].view(torch.uint8).clone() for one in tensors]
 
 
+class HandedOver:
+    """As GraphedModel: taps are copies that nobody keeps, and logits take memory of their size."""
+
+    state_entries = ()
+
+    def __init__(self, taps):
+        self._taps = taps
+        self._vocabulary = torch.randn(32768, 256, device=CUDA).bfloat16()
+
+    def __call__(self, tokens, batch):
+        taps = tuple(tap.clone() for tap in self._taps)
+        return ModelOutput(taps[0] + taps[1], taps)
+
+    def local_logits(self, hidden):
+        for _ in range(8):
+            hidden = torch.full_like(hidden, 7.0) - hidden
+        return hidden @ self._vocabulary.t()
+
+
+@pytest.mark.parametrize("is_beside", [True, False], ids=["beside", "before"])
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, E4M3], ids=str)
 @pytest.mark.parametrize(("size", "num_rows"), [(1, 1), (4, 3), (8, 8), (64, 7)])
 @torch.inference_mode()
-def test_a_replay_keeps_what_is_kept_eagerly(size, num_rows, kv_dtype):
-    """Of several steps, each with rows of its own, whose tensors the graph knows."""
+def test_a_replay_keeps_what_is_kept_eagerly(size, num_rows, kv_dtype, is_beside):
+    """Of several steps, each with rows of its own, whose tensors the graph knows. Beside the
+    logits, too, whose tensors might take the place of what is read."""
     graphed, eager = drafter_of(kv_dtype), drafter_of(kv_dtype)
     static = batch_of(graphed, size, num_rows, seed=0)
     taps = [torch.zeros(size, 256, dtype=torch.bfloat16, device=CUDA) for _ in range(3)]
+    own, read = HandedOver(taps), graphed.behind_decode
+    if is_beside:
+        model = ReadBesideLogits(own, read, False, CudaSideStream.on(CUDA))
+    else:
+        model = TappedModel(own, read, False)
 
     def run():
-        graphed.behind_decode(static, taps)
-        return static.positions
+        tokens = TokenInputs(static.input_ids, static.positions)
+        return model.local_logits(model(tokens, static).hidden)
 
     before = kept(eager)
     # A trial writes where its rows stand.
     static.req_pool_indices.fill_(PADDING_SLOT)
     static.positions.zero_()
     static.out_cache_loc.zero_()
-    replay, _ = CudaGraphCapturer(CUDA).capture(run)
-    for own, other in zip(kept(graphed), before, strict=True):
-        assert torch.equal(own, other)
+    replay, logits = CudaGraphCapturer(CUDA).capture(run)
+    for kept_here, other in zip(kept(graphed), before, strict=True):
+        assert torch.equal(kept_here, other)
     for seed in range(3):
         step = batch_of(eager, size, num_rows, seed)
         fields = "input_ids", "positions", "req_pool_indices", "out_cache_loc"
@@ -129,10 +158,12 @@ def test_a_replay_keeps_what_is_kept_eagerly(size, num_rows, kv_dtype):
             getattr(static, field).copy_(getattr(step, field))
         for tap in taps:
             tap.normal_()
+        logits.zero_()
         replay()
+        assert torch.equal(logits, own.local_logits(taps[0] + taps[1]))
         eager.behind_decode(step, taps)
-        for own, other in zip(kept(graphed), kept(eager), strict=True):
-            assert torch.equal(own, other)
+        for kept_here, other in zip(kept(graphed), kept(eager), strict=True):
+            assert torch.equal(kept_here, other)
     assert not all(map(torch.equal, kept(eager), before))
 
 
