@@ -45,10 +45,7 @@ NOT_KEPT = [
 def _source(weight: StoredWeight, part: str) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     tensor = weight.filled(part, generator)
-    if part == "g_idx":
-        return tensor[torch.randperm(len(tensor), generator=generator)]
-    # Scales of 16 bits, as nearly all checkpoints of integers have them.
-    return tensor.half().float() if "scale" in part else tensor
+    return tensor[torch.randperm(len(tensor), generator=generator)] if part == "g_idx" else tensor
 
 
 def _read(one, cut):
