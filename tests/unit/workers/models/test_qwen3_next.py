@@ -145,7 +145,7 @@ def test_ranks_compute_what_one_does(folder: Path) -> None:
             lambda tp, settings=settings: logits_of(folder, pieces, tp, **settings)
         )
         assert torch.equal(outputs[0], outputs[1])
-        torch.testing.assert_close(outputs[0], want, rtol=0, atol=1e-4)
+        torch.testing.assert_close(outputs[0], want, rtol=0, atol=2e-4)
 
 
 @pytest.mark.usefixtures("reference")
