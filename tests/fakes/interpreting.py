@@ -72,6 +72,30 @@ class KnownTypes:
         return self._array_types[of.name]
 
 
+class RoundedProducts:
+    """Stands for the interpreter's product of matrices: it adds up in 64 bits and rounds once, so
+    that a row's bits do not depend on how many rows there are. NumPy's libraries add up by other
+    kernels then, on some CPUs in another order.
+    """
+
+    def __init__(self, multiply: Callable[..., interpreter.TensorHandle]) -> None:
+        self._multiply = multiply
+
+    def __call__(
+        self,
+        a: interpreter.TensorHandle,
+        b: interpreter.TensorHandle,
+        added: interpreter.TensorHandle,
+        *options: object,
+    ) -> interpreter.TensorHandle:
+        kind = added.data.dtype
+        if kind.kind != "f":
+            return self._multiply(a, b, added, *options)
+        wide = interpreter.TensorHandle(added.data.astype(np.float64), language.float64)
+        product = self._multiply(a, b, wide, *options)
+        return interpreter.TensorHandle(product.data.astype(kind), added.dtype.scalar)
+
+
 def _without(own: object, *names: str) -> dict[str, object]:
     return {name: value for name, value in vars(own).items() if name not in names}
 
@@ -84,6 +108,7 @@ def hasten() -> None:
     tensor.__init__ = lambda own, *arguments: known.begin_tensor(own, *arguments)
     interpreter._get_np_dtype = known.array_type
     builder = interpreter.interpreter_builder
+    builder.create_dot = RoundedProducts(builder.create_dot)
     # Sums of integers are computed once more in 64 bits, to be compared where `debug` is set only.
     assert not builder.options.debug
     builder.options = replace(builder.options, sanitize_overflow=False)
