@@ -145,7 +145,8 @@ class ReplayingRank(ReplayingRunner, CudaRankDraftsRunner):
         )
 
     def _side_stream(self) -> SideStream:
-        return EagerSide()
+        self.side = EagerSide()
+        return self.side
 
     def with_drafts(self, executor: StepExecutor) -> StepExecutor:
         """Steps run in a thread of their own: nothing is made ahead of them in another."""

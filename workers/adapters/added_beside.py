@@ -12,7 +12,7 @@ import torch
 
 from workers.adapters.adapted_products import AdapterWays, AddedBehind, StepGroups
 from workers.layers.cuda.adapter_products import AdapterMatrices
-from workers.layers.cuda.side_stream import CudaSideStream, SideStream
+from workers.layers.cuda.side_stream import CudaSideStream, SideStream, joined
 from workers.layers.gemm.matrix import PartialProducts
 from workers.layers.new_tensor import NewTensor
 
@@ -64,10 +64,8 @@ class ShrunkBeside:
         shrunk, groups = self.matrices.new_shrunk(x), self.step.groups
         with self.side.forked():
             self.matrices.shrink(shrunk, x, groups, follows_own_stream=False)
-        try:
+        with joined(self.side):
             parts = self.products.into(new, x)
-        finally:
-            self.side.join()
         self.matrices.expand(parts[0], shrunk, groups, follows_own_stream=False)
         return parts
 

@@ -9,7 +9,7 @@ import torch
 from attention.forward_batch import ForwardBatch
 from attention.memory.slot_states import StateEntry
 from workers.graphs.graphed_model import GraphedModel
-from workers.layers.cuda.side_stream import SideStream
+from workers.layers.cuda.side_stream import SideStream, joined
 from workers.models.token_inputs import ModelOutput, TokenInputs
 
 
@@ -71,7 +71,8 @@ class ReadBesideLogits(TappedModel):
 
     Taps belong to the model's stream, which has waited for the other one before anything can take
     their memory; take's own tensors belong to the other one. Neither may use what the other one
-    writes, workspaces of products included: cuBLAS has one a stream, CublasLt here has one.
+    writes, workspaces of products included: cuBLAS has one a stream, CublasLt here has one. Neither
+    speaks with other ranks: two collectives at once would wait for each other, at best.
     """
 
     def __init__(
@@ -88,9 +89,7 @@ class ReadBesideLogits(TappedModel):
         untaken, self._untaken = self._untaken, None
         if untaken is None:
             raise RuntimeError("logits are made once, behind a pass")
-        try:
+        with joined(self._side):
             with self._side.forked():
                 self._take(*untaken)
             return super().local_logits(hidden)
-        finally:
-            self._side.join()

@@ -40,8 +40,8 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
     graph hands over of them is read behind it.
 
     Where a head reads states of the target, graphs of plain decode steps read them, too, beside the
-    product by the vocabulary, so that replaying one takes the host no more than without a head, and
-    the device little. Steps with prompts have no graphs
+    product by the vocabulary where there is one rank, so that replaying one takes the host no more
+    than without a head, and the device little. Steps with prompts have no graphs
     between their layers' attention then: these hand over no states.
     """
 
@@ -82,6 +82,8 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
         if not self._device_drafter.reads_target:
             return super()._decode_model()
         read, taps_final = self._device_drafter.behind_decode, self._drafter.taps_final_states
+        if not self._is_alone:
+            return TappedModel(self._model, read, taps_final)
         return ReadBesideLogits(self._model, read, taps_final, self._side_stream())
 
     def _side_stream(self) -> SideStream:

@@ -1,7 +1,11 @@
-"""A second stream for launches that nothing behind them on the first one needs at once."""
+"""A second stream for launches that nothing behind them on the first one needs at once.
+
+A launch that may begin before its predecessor ends (launch.py) knows its own stream's alone: the
+first one behind a fork, and the first behind a join, are ordinary ones, or follow an ordinary one.
+"""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,3 +44,16 @@ class CudaSideStream:
     @property
     def _main(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self.stream.device)
+
+
+@contextmanager
+def joined(side: SideStream) -> Iterator[None]:
+    """What is launched behind it follows side, also where something raises within it."""
+    try:
+        yield
+    except BaseException:
+        # A capture that is lost cannot be joined either: what lost it is told.
+        with suppress(RuntimeError):
+            side.join()
+        raise
+    side.join()

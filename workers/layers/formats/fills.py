@@ -13,7 +13,7 @@ Fill = Callable[[torch.Tensor, torch.Generator], None]
 
 _FP8_STD = 64.0
 _INT8_STD = 74.0  # of integers spread evenly over [-128, 127]
-_INT4_SCALE = 9 / 2048  # times 4.6, of integers over [0, 15]
+_INT4_SCALE = 9 / 2048  # times 4.6, of integers over [0, 15]: about DUMMY_STD
 _NUM_INT32 = 1 << 32
 
 

@@ -207,8 +207,9 @@ def load_library() -> Library:
 class CublasLt:
     """cuBLASLt on one device. What it creates lives as long as the process.
 
-    All products share one workspace: they must follow one another in time, which holds as long as
-    eager steps and replayed graphs run on one stream and captures wait for it.
+    All products share one workspace: they must follow one another in time. Eager steps and replayed
+    graphs run on one stream and captures wait for it; what a graph has on a side stream
+    (side_stream.py) is multiplied by others.
     """
 
     def __init__(self, device: torch.device, library: Library) -> None:

@@ -177,6 +177,8 @@ def test_drafts_behind_plain_steps_are_those_of_eager_ones(
     ran = recorded(rank, config)
     compare(ran, wanted, PAGE_SIZE)
     assert rank.decodes.num_replays > 10
+    # Captures run once more.
+    assert rank.side.events.count("fork") >= rank.decodes.num_replays
     assert ran.num_behind < wanted.num_behind - 10
     assert len(ran.drafts) > 10
     assert rows.num_first > 0

@@ -101,6 +101,22 @@ def test_it_is_joined_where_there_is_no_memory(where: str, monkeypatch: pytest.M
     assert side.events[-1] == "join"
 
 
+def test_what_lost_a_capture_is_told() -> None:
+    """A lost capture cannot be joined."""
+
+    class Lost(Side):
+        def join(self) -> None:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    model, _ = beside(Lost(), failure=TypeError("the cause"))
+    hidden = model(TOKENS, BATCH).hidden
+    with pytest.raises(TypeError, match="the cause"):
+        model.local_logits(hidden)
+    model, _ = beside(Lost())
+    with pytest.raises(RuntimeError, match="previous error"):
+        model.local_logits(model(TOKENS, BATCH).hidden)
+
+
 def test_logits_without_a_pass_are_refused() -> None:
     """They would be read with another pass' states."""
     side = Side()
