@@ -72,6 +72,20 @@ class MmaTiles(GemvTiles):
         return replace(shape, num_warps=shape.block_k // turn, max_registers=self.max_registers)
 
 
+@dataclass(frozen=True, slots=True)
+class StreamTiles(MmaTiles):
+    """The same by programs that stay: max_programs of them share a split's blocks of rows out, and
+    each asks for the next block's columns while it multiplies those of the last."""
+
+    max_programs: int = 528
+
+    def of(
+        self, out_features: int, in_features: int, turn: int, num_rows: int, can_split: bool
+    ) -> "SkinnyShape":
+        shape = MmaTiles.of(self, out_features, in_features, turn, num_rows, can_split)
+        return replace(shape, max_programs=self.max_programs)
+
+
 class RoundedSkinnyTiles(SkinnyTiles):
     """The same where x is rounded inside the kernel, and tensor cores take weights as they lie.
     block_k is what a scale of x stands for, too; with scales of blocks block_rows divides 128."""
@@ -88,7 +102,7 @@ class MappedSkinnyTiles(RoundedSkinnyTiles):
 @dataclass(frozen=True, slots=True)
 class SkinnyShape:
     """The same of one matrix. num_splits: programs that share input features out. max_registers: as
-    MmaTiles."""
+    MmaTiles. max_programs: as StreamTiles; None where each program has one block of rows."""
 
     block_rows: int
     block_tokens: int
@@ -97,3 +111,4 @@ class SkinnyShape:
     num_stages: int
     num_warps: int
     max_registers: int | None = None
+    max_programs: int | None = None
