@@ -41,8 +41,8 @@ class CudaRankDraftsRunner(RankDraftsRunner, CudaModelRunner):
 
     Where a head reads states of the target, graphs of plain decode steps read them, too, beside the
     product by the vocabulary where there is one rank, so that replaying one takes the host no more
-    than without a head, and the device little. Steps with prompts have no graphs
-    between their layers' attention then: these hand over no states.
+    than without a head, and the device little. Steps with prompts have no graphs between their
+    layers' attention then: these hand over no states.
     """
 
     _verify_class: ClassVar[type[VerifyGraphs]] = DraftedVerifyGraphs

@@ -12,7 +12,7 @@ import torch
 
 _STD = 0.02
 _FP8_STD = 64.0
-_INT4_STD = 4.6
+_INT4_SCALE = 9 / 2048
 _E8M0_EXPONENT = 120
 _SCALES = ("weight_scale", "weight_scale_inv", "scales")
 _ZEROS = "qzeros"
@@ -55,4 +55,4 @@ def _scale(part: str, dtype: torch.dtype) -> float:
     """Exponents of MXFP4 are bytes; "scales" are of integers of four bits."""
     if dtype == torch.uint8:
         return _E8M0_EXPONENT
-    return _STD / (_INT4_STD if part == "scales" else _FP8_STD)
+    return _INT4_SCALE if part == "scales" else _STD / _FP8_STD

@@ -133,7 +133,13 @@ def test_a_replay_keeps_what_is_kept_eagerly(size, num_rows, kv_dtype, is_beside
     graphed, eager = drafter_of(kv_dtype), drafter_of(kv_dtype)
     static = batch_of(graphed, size, num_rows, seed=0)
     taps = [torch.zeros(size, 256, dtype=torch.bfloat16, device=CUDA) for _ in range(3)]
-    own, read = HandedOver(taps), graphed.behind_decode
+    own = HandedOver(taps)
+
+    def read(batch, given):
+        # Logits are there, and their memory is taken, before anything is read.
+        torch.cuda._sleep(200_000)
+        graphed.behind_decode(batch, given)
+
     if is_beside:
         model = ReadBesideLogits(own, read, False, CudaSideStream.on(CUDA))
     else:
