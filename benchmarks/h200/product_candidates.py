@@ -5,6 +5,7 @@ from workers.layers.quantised.skinny_shape import (
     GemvTiles,
     MappedSkinnyTiles,
     MmaTiles,
+    PersistentTiles,
     RoundedSkinnyTiles,
     SkinnyTiles,
 )
@@ -80,6 +81,14 @@ _INT4_MMAS = (
     (32, 1024, 512, 4, None),
 )
 """(rows, columns of the program's warps, least programs, turns that a warp holds, registers)."""
+_INT4_PERSISTENT = (
+    (16, 1024, 1, 4, None, 396),
+    (16, 1024, 1, 4, None, 264),
+    (16, 2048, 1, 2, None, 264),
+    (16, 2048, 1, 2, None, 132),
+    (16, 512, 1, 4, None, 792),
+)
+"""The same, and the most programs."""
 _WARP_COLUMNS = 256
 
 
@@ -88,6 +97,10 @@ def one_row_worth_trying(name: str) -> list[SkinnyTiles]:
     if name == "int4":
         skinny = [SkinnyTiles(r, 16, 128, p, s, w) for r, p, s, w in _INT4_SKINNY_ONE_ROW]
         mmas = [MmaTiles(r, 1, k, p, s, k // _WARP_COLUMNS, m) for r, k, p, s, m in _INT4_MMAS]
-        return [*skinny, *mmas]
+        persistent = [
+            PersistentTiles(r, 1, k, p, s, k // _WARP_COLUMNS, m, n)
+            for r, k, p, s, m, n in _INT4_PERSISTENT
+        ]
+        return [*skinny, *mmas, *persistent]
     rounded = [RoundedSkinnyTiles(r, 16, k, p, s, w) for r, k, p, s, w in _ROUNDED_ONE_ROW]
     return [*rounded, *(GemvTiles(r, 1, k, p, s, w) for r, k, p, s, w in _FP8_GEMVS)]

@@ -17,7 +17,7 @@ from workers.layers.kept.int4 import Int4Groups
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.gemv import new_output
 from workers.layers.quantised.int4_parts import multiply_held, store_tile
-from workers.layers.quantised.int4_stream import int4_stream_kernel
+from workers.layers.quantised.int4_persistent import int4_persistent_kernel
 from workers.layers.quantised.int4_turns import (
     TILE_ROWS,
     MmaShape,
@@ -127,7 +127,7 @@ def int4_mma(
     compiled_for = mma_shape(kept, shape, gate is not None)
     num_blocks = triton.cdiv(kept.out_features, shape.block_rows)
     if shape.max_programs is not None:
-        kernel, num_programs = int4_stream_kernel, min(num_blocks, shape.max_programs)
+        kernel, num_programs = int4_persistent_kernel, min(num_blocks, shape.max_programs)
     else:
         kernel, num_programs = _int4_mma_kernel, num_blocks
     kernel[(num_programs, shape.num_splits)](

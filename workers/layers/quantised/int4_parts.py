@@ -1,4 +1,4 @@
-"""What the kernels of int4_mma.py and int4_stream.py have in common: turns that a warp holds in
+"""What the kernels of int4_mma.py and int4_persistent.py have in common: turns that a warp holds in
 registers times x, and what becomes of the sums. Knows no kernel.
 """
 

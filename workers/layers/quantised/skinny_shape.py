@@ -73,7 +73,7 @@ class MmaTiles(GemvTiles):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamTiles(MmaTiles):
+class PersistentTiles(MmaTiles):
     """The same by programs that stay: max_programs of them share a split's blocks of rows out, and
     each asks for the next block's columns while it multiplies those of the last."""
 
@@ -102,7 +102,7 @@ class MappedSkinnyTiles(RoundedSkinnyTiles):
 @dataclass(frozen=True, slots=True)
 class SkinnyShape:
     """The same of one matrix. num_splits: programs that share input features out. max_registers: as
-    MmaTiles. max_programs: as StreamTiles; None where each program has one block of rows."""
+    MmaTiles. max_programs: as PersistentTiles; None where each program has one block of rows."""
 
     block_rows: int
     block_tokens: int

@@ -49,7 +49,7 @@ def _run_store_block(
 store_block = triton.jit(_run_store_block)
 
 
-def _int4_stream(  # noqa: PLR0913
+def _int4_persistent(  # noqa: PLR0913
     x: tl.tensor,
     words: tl.tensor,
     scales: tl.tensor,
@@ -110,4 +110,4 @@ def _int4_stream(  # noqa: PLR0913
     store_block(out, totals, block, dtype, shape, IS_GELU)
 
 
-int4_stream_kernel = triton.jit(_int4_stream)
+int4_persistent_kernel = triton.jit(_int4_persistent)
