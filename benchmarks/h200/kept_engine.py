@@ -29,7 +29,7 @@ from benchmarks.h200.product_candidates import one_row_worth_trying
 from benchmarks.h200.workloads import LOWEST_TOKEN_ID, VOCAB_SIZE
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
-from workers.layers.quantised.skinny_shape import MmaTiles, SkinnyTiles
+from workers.layers.quantised.skinny_shape import GemvTiles, SkinnyTiles
 from workers.layers.quantised.tile_table import TileRule
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
@@ -44,7 +44,7 @@ REPEATS = 2
 
 
 def tiles_of() -> list[SkinnyTiles]:
-    return [one for one in one_row_worth_trying(FORMAT) if isinstance(one, MmaTiles)]
+    return [one for one in one_row_worth_trying(FORMAT) if isinstance(one, GemvTiles)]
 
 
 def compile_all(tried: Sequence[SkinnyTiles]) -> None:

@@ -1,5 +1,6 @@
 """The engine's Triton kernels compiled for GPUs that are not here: Triton's ptxas needs none."""
 
+import importlib
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -71,9 +72,12 @@ class Variant:
             if isinstance(kind, str) and (kind.startswith("*") or name in _ALIGNED)
         }
         places = {(positions[name],): value for name, value in constants.items()}
-        source = ASTSource(self.kernel, types, places, aligned)
+        source = self._source(types, places, aligned)
         target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
         return triton.compile(source, target=target, options=self.options)
+
+    def _source(self, types, places, aligned):
+        return ASTSource(self.kernel, types, places, aligned)
 
     def _type(self, name):
         if name in self.constants or name == "IS_DEPENDENT":
@@ -82,6 +86,14 @@ class Variant:
             return self.types[name]
         assert name in _INTEGERS or name.endswith("stride"), name
         return "i32"
+
+
+class GluonVariant(Variant):
+    """The same of a Gluon kernel."""
+
+    def _source(self, types, places, aligned):
+        runtime = importlib.import_module("triton.experimental.gluon._runtime")
+        return runtime.GluonASTSource(self.kernel, types, places, aligned)
 
 
 def gemm_variant(config, num_tokens):
