@@ -87,7 +87,6 @@ _INT4_PERSISTENT = (
     (16, 1024, 1, 4, None, 264),
     (16, 2048, 1, 2, None, 264),
     (16, 2048, 1, 2, None, 132),
-    (16, 512, 1, 4, None, 792),
 )
 """The same, and the most programs."""
 _AT_ONCE = 1 << 10

@@ -19,6 +19,7 @@ from workers.layers.quantised.int4_stream_shape import StreamShape
 from workers.layers.quantised.skinny_shape import StreamedShape
 
 ALIGNMENT_BYTES = 16
+_FEWEST_STAGES = 2
 _TILE_ROWS = 16
 _GROUP_ROWS = 8
 """Rows of a tile are twice as many: neighbours, or gates and their up projections."""
@@ -27,7 +28,13 @@ _GROUP_ROWS = 8
 def stream_shape(
     kept: Int4Groups, shape: StreamedShape, is_gated: bool, num_programs: int
 ) -> StreamShape:
-    """Raises ValueError of weights that have no whole block of rows, or no whole tiles."""
+    """Raises ValueError of weights that have no whole block of rows, or no whole tiles, of blocks
+    that are no whole tiles, and of a ring without room for a step beside the one multiplied."""
+    if shape.num_stages < _FEWEST_STAGES or shape.block_rows % _TILE_ROWS or not shape.block_rows:
+        raise ValueError(
+            f"a ring of {shape.num_stages} steps of {shape.block_rows} rows: "
+            f"{_FEWEST_STAGES} steps or more of a multiple of {_TILE_ROWS} are asked for"
+        )
     warps = shape.block_k // kept.turn
     steps = kept.in_features // shape.block_k
     tiles = shape.block_rows // _TILE_ROWS

@@ -102,3 +102,14 @@ def test_what_is_copied_by_sixteen_bytes_begins_there() -> None:
     x = torch.zeros(1, 257, dtype=torch.bfloat16)[:, 1:]
     with pytest.raises(ValueError, match="16 bytes"):
         int4_stream(x, kept, StreamedShape(16, 1, 256, 1, 2, 1))
+
+
+@pytest.mark.parametrize(
+    "tiles", [(16, 1, 512, 1, 1, 2), (8, 1, 512, 1, 3, 2), (24, 1, 512, 1, 3, 2)]
+)
+def test_rings_that_cannot_run_ahead_and_broken_tiles_are_refused(tiles) -> None:
+    """With one step a program would wait for no copy of what it multiplies."""
+    kept = kept_of(80, 1024, 128)
+    shape = StreamTiles(*tiles).of(80, 1024, kept.turn, 1, can_split=True)
+    with pytest.raises(ValueError, match="2 steps or more of a multiple of 16"):
+        stream_shape(kept, shape, False, 4)
