@@ -5,7 +5,6 @@ from workers.layers.quantised.skinny_shape import (
     GemvTiles,
     MappedSkinnyTiles,
     MmaTiles,
-    PersistentTiles,
     RoundedSkinnyTiles,
     SkinnyTiles,
     StreamTiles,
@@ -82,13 +81,6 @@ _INT4_MMAS = (
     (32, 1024, 512, 4, None),
 )
 """(rows, columns of the program's warps, least programs, turns that a warp holds, registers)."""
-_INT4_PERSISTENT = (
-    (16, 1024, 1, 4, None, 396),
-    (16, 1024, 1, 4, None, 264),
-    (16, 2048, 1, 2, None, 264),
-    (16, 2048, 1, 2, None, 132),
-)
-"""The same, and the most programs."""
 _AT_ONCE = 1 << 10
 """Steps, of which no program has so many: its successor may begin when it begins itself."""
 _INT4_STREAMS = (
@@ -111,14 +103,10 @@ def one_row_worth_trying(name: str) -> list[SkinnyTiles]:
     if name == "int4":
         skinny = [SkinnyTiles(r, 16, 128, p, s, w) for r, p, s, w in _INT4_SKINNY_ONE_ROW]
         mmas = [MmaTiles(r, 1, k, p, s, k // _WARP_COLUMNS, m) for r, k, p, s, m in _INT4_MMAS]
-        persistent = [
-            PersistentTiles(r, 1, k, p, s, k // _WARP_COLUMNS, m, n)
-            for r, k, p, s, m, n in _INT4_PERSISTENT
-        ]
         streams = [
             StreamTiles(r, 1, k, 1, s, k // _WARP_COLUMNS, n, early)
             for r, k, s, n, early in _INT4_STREAMS
         ]
-        return [*skinny, *mmas, *persistent, *streams]
+        return [*skinny, *mmas, *streams]
     rounded = [RoundedSkinnyTiles(r, 16, k, p, s, w) for r, k, p, s, w in _ROUNDED_ONE_ROW]
     return [*rounded, *(GemvTiles(r, 1, k, p, s, w) for r, k, p, s, w in _FP8_GEMVS)]

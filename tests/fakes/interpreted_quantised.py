@@ -3,7 +3,6 @@
 To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 """
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -172,22 +171,6 @@ def check_int4_mmas():
     check_int4_mma(int4_weight(16, 384, 64, True), SkinnyShape(16, 1, 128, 1, 2, 1), bf16)
 
 
-def check_int4_persistent():
-    """One block a program, as many for all, and some with one more; two tiles a block; a block's
-    turns held at once and in batches; parts of sums."""
-    bf16, fp16 = torch.bfloat16, torch.float16
-
-    def shape_of(rows, columns, splits, held, warps, programs):
-        shape = SkinnyShape(rows, 1, columns, splits, held, warps)
-        return replace(shape, max_programs=programs)
-
-    check_int4_mma(int4_weight(48, 1024, 128, False), shape_of(16, 512, 1, 4, 2, 8), bf16)
-    check_int4_mma(int4_weight(64, 1024, 128, False), shape_of(16, 512, 1, 4, 2, 2), bf16)
-    check_int4_mma(int4_weight(88, 1024, 128, False), shape_of(16, 512, 2, 4, 2, 2), fp16)
-    check_int4_mma(int4_weight(136, 1536, 256, False), shape_of(32, 256, 1, 4, 1, 2), bf16)
-    check_int4_mma(int4_weight(80, 384, 64, True), shape_of(16, 128, 1, 2, 1, 3), bf16)
-
-
 def check_mma_tiles():
     """Products by a table that has them, gated ones, too."""
     weight = int4_weight(64, 1024, 128, True)
@@ -306,7 +289,6 @@ if __name__ == "__main__":
     check_int4(int4_weight(40, 512, 256, has_order=False), 19, 1)
     check_gemvs()
     check_int4_mmas()
-    check_int4_persistent()
     check_mma_tiles()
     check_experts(fp4_stack, 160, 64, Gating(1.702, 7.0), has_bias=True)
     check_experts(fp8_stack, 128, 128, SILU, has_bias=False)

@@ -16,7 +16,6 @@ from workers.layers.quantised import (
     fp8_rounded,
     fp8_rounding,
     int4_mma,
-    int4_persistent,
     int4_skinny,
     int4_spread,
     int4_stream,
@@ -96,9 +95,7 @@ def int4_mma_variant(tiles, is_gated, is_half, rows=28672, columns=4096):
     compiled_for = int4_mma.mma_shape(kept, shape, is_gated)
     constants = {"shape": compiled_for, "IS_GELU": False, "IS_PACKED": True}
     options = {"num_warps": compiled_for.warps, "maxnreg": tiles.max_registers}
-    stays = shape.max_programs is not None
-    kernel = int4_persistent.int4_persistent_kernel if stays else int4_mma._int4_mma_kernel
-    return Variant(kernel, types, constants, options)
+    return Variant(int4_mma._int4_mma_kernel, types, constants, options)
 
 
 def int4_stream_variant(tiles, is_gated, rows=28672, columns=4096):

@@ -73,20 +73,6 @@ class MmaTiles(GemvTiles):
 
 
 @dataclass(frozen=True, slots=True)
-class PersistentTiles(MmaTiles):
-    """The same by programs that stay: max_programs of them share a split's blocks of rows out, and
-    each asks for the next block's columns while it multiplies those of the last."""
-
-    max_programs: int = 528
-
-    def of(
-        self, out_features: int, in_features: int, turn: int, num_rows: int, can_split: bool
-    ) -> "SkinnyShape":
-        shape = MmaTiles.of(self, out_features, in_features, turn, num_rows, can_split)
-        return replace(shape, max_programs=self.max_programs)
-
-
-@dataclass(frozen=True, slots=True)
 class StreamTiles(GemvTiles):
     """The same of weights of four bits, by programs that stay on their multiprocessor, which all of
     them share out rows (int4_stream.py). block_k: a turn for each warp, at most. num_stages: steps
@@ -131,7 +117,7 @@ class MappedSkinnyTiles(RoundedSkinnyTiles):
 @dataclass(frozen=True, slots=True)
 class SkinnyShape:
     """The same of one matrix. num_splits: programs that share input features out. max_registers: as
-    MmaTiles. max_programs: as PersistentTiles; None where each program has one block of rows."""
+    MmaTiles."""
 
     block_rows: int
     block_tokens: int
@@ -140,7 +126,6 @@ class SkinnyShape:
     num_stages: int
     num_warps: int
     max_registers: int | None = None
-    max_programs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
