@@ -38,6 +38,7 @@ from workers.engine.protocol import ModelInfo
 _TOKENISED = (TokenPrompt, AudioPrompt, ImagePrompt, EncoderPrompt)
 _IDS_PER_TURN = 1 << 16
 _FEW_IDS = 1 << 12
+_FEW_PROMPTS = 256
 # Of one request with the tokenizer, whose queue is everybody's.
 _TEXTS_AT_ONCE = 64
 
@@ -219,8 +220,13 @@ async def check_range(token_ids: Sequence[int], info: ModelInfo, param: str) -> 
 
 
 async def for_engine(fitted: Sequence[FittedPrompt]) -> list[EnginePrompt]:
-    """Prompts that fit, as engines take them."""
-    return [EnginePrompt(await _as_list(each.token_ids), each.max_tokens) for each in fitted]
+    """Prompts that fit, as engines take them. Thousands are made in a turn of their own."""
+    if len(fitted) > _FEW_PROMPTS:
+        await asyncio.sleep(0)
+    made = [EnginePrompt(await _as_list(each.token_ids), each.max_tokens) for each in fitted]
+    if len(fitted) > _FEW_PROMPTS:
+        await asyncio.sleep(0)
+    return made
 
 
 def with_sources(

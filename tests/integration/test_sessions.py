@@ -57,6 +57,12 @@ def num_finished(service):
     return series(service, "tessera_engine_finished_requests_total")
 
 
+def ingresses_that_kept_to_it(service):
+    """Those that have told of a request that went where its session was."""
+    by_ingress = series(service, "tessera_routing_decisions_total", reason="session")
+    return [ingress for ingress, count in by_ingress.items() if count]
+
+
 def ask(service, number_of_requests):
     """Each over a connection of its own, so that any ingress may get it; prompts share nothing."""
     for _ in range(number_of_requests):
@@ -85,8 +91,7 @@ def test_a_session_stays_on_every_ingress_and_both_protocols_and_survives_its_re
         stub = inference_pb2_grpc.InferenceStub(channel)
         stub.Generate(request, timeout=30, metadata=tuple(SESSION.items()))
     (home,) = served_by(service, before, NUM_REQUESTS + 1)
-    by_ingress = series(service, "tessera_routing_decisions_total", reason="session")
-    assert len([count for count in by_ingress.values() if count]) == 2
+    wait_until(lambda: len(ingresses_that_kept_to_it(service)) == 2)
 
     ray.kill(ray.get_actor(actor_name(home), namespace="serve"))
     wait_until(lambda: home not in num_finished(service), 60)

@@ -79,7 +79,7 @@ class EventWriter:
         if grown.is_new:
             yield from self._opened(grown.item)
         if grown.piece:
-            yield b"".join(self._delta(grown))
+            yield from self._delta(grown)
 
     def closed(self, item: OutputItem) -> Iterator[bytes]:
         """The last events of a sealed item."""
@@ -113,7 +113,7 @@ class EventWriter:
     def _delta(self, grown: Grown) -> Iterator[bytes]:
         """grown: with a piece."""
         parts = JsonParts()
-        item, delta = grown.item, grown.piece
+        item, delta = grown.item, parts.text(grown.piece)
         event: Event
         match item:
             case MessageOutput():

@@ -157,7 +157,7 @@ class TextDeltaEvent(Event, kw_only=True):
     item_id: str
     output_index: int
     content_index: int = 0
-    delta: str
+    delta: Any
     logprobs: Any = ()
 
 
@@ -173,7 +173,7 @@ class ReasoningDeltaEvent(Event, kw_only=True):
     item_id: str
     output_index: int
     content_index: int = 0
-    delta: str
+    delta: Any
 
 
 class ReasoningDoneEvent(Event, kw_only=True):
@@ -186,7 +186,7 @@ class ReasoningDoneEvent(Event, kw_only=True):
 class ArgumentsDeltaEvent(Event, kw_only=True):
     item_id: str
     output_index: int
-    delta: str
+    delta: Any
 
 
 class ArgumentsDoneEvent(Event, kw_only=True):

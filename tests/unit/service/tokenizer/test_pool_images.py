@@ -126,14 +126,20 @@ async def test_the_largest_honest_files_fit_into_the_ceiling_of_memory(pool, idl
 
 
 async def test_an_image_that_takes_too_long_is_its_requests_fault(folder, monkeypatch):
-    """However little CPU a busy machine gave it."""
+    """However little CPU a busy machine gave it: it is stopped once it has had some."""
     monkeypatch.setattr(pool_module, "_OWN_FAULT_CPU_SHARE", 0.01)
     file = jpeg_of_scans(80, 4096, 4096)
-    pool = make_pool(folder, timeout_s=1.0)
+    pool = make_pool(folder, timeout_s=3.0)
     await pool.start()
     try:
+        (worker,) = pool._processes._lanes._idle
+        started_s = worker.cpu_s()
+        job = asyncio.create_task(pool.encode_images(chat(file), ANNE))
+        while not job.done() and worker.cpu_s() - started_s < 0.05:
+            await asyncio.sleep(0.01)
+        os.kill(worker.pid, signal.SIGSTOP)
         with pytest.raises(ApiError) as raised:
-            await pool.encode_images(chat(file), ANNE)
+            await job
         assert raised.value.code is ApiErrorCode.LIMIT_EXCEEDED
         async with asyncio.timeout(60):
             seen = await pool.encode_images(chat(saved(picture(1, 64, 64))), ANNE)
