@@ -123,8 +123,9 @@ def _multiply(gemm: Gemm, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor
     return gemm(x, weight)
 
 
-def compile_ways(work: tuple[str, str, Sequence[Way]]) -> None:
-    """Run each once, so that the next process finds it compiled; tells which are wrong."""
+def compile_ways(work: tuple[str, str, Sequence[Way]]) -> list[bool]:
+    """Run each once, so that the next process finds it compiled; tells which are wrong. Returns
+    which are right."""
     name, role, ways = work
     out_features, in_features, _ = MATRICES[role]
     kept = FORMATS[name].make(out_features, in_features)
@@ -132,17 +133,21 @@ def compile_ways(work: tuple[str, str, Sequence[Way]]) -> None:
     want = x.float() @ kept.dequantised().float().t()
     if role == "gate_up":
         want = gate_and_mul(want[None], x.dtype, "silu").float()
+    are_right = []
     for way in ways:
         try:
             got = multiply_of(name, role, kept, way)(x).float()
         except OutOfResources as error:
             print(f"{name} {role} {way}: {error}", flush=True)
+            are_right.append(False)
             continue
         off = float((got.reshape(-1, want.shape[1]).sum(0) - want[0]).norm() / want.norm())
-        # Also where it is no number.
-        if not off < MAX_ERROR:
+        # No number is not less either.
+        are_right.append(off < MAX_ERROR)
+        if not are_right[-1]:
             print(f"WRONG: {name} {role} {way}: off by {off:.2g}", flush=True)
     torch.cuda.synchronize()
+    return are_right
 
 
 def compile_all(names: Iterable[str]) -> None:

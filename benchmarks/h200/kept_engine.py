@@ -7,7 +7,8 @@ longer in the engine than there, and it is the engine that counts. One engine of
 each group of products that a table's rule names (gate and up; o and down; qkv) each of the tiles in
 its place, the graph of one stream captured anew, the others being the best so far. Milliseconds a
 token at one stream of 1,024 and more, from the better of two runs each. Kernels are compiled first,
-in several processes; what is wrong is told and tried all the same.
+in several processes, and run once: tiles whose product is wrong are told and not tried. Tiles of
+Gluon are left out where the GPU or Triton has none of it.
 """
 
 import argparse
@@ -23,14 +24,15 @@ from typing import Any
 
 import torch
 
+from attention.kernels.providers import probe_gluon
 from benchmarks.h200.driver import MAX_CONTEXT_LEN, MEMORY_FRACTION
 from benchmarks.h200.kept_chain import MAX_PROCESSES, Way, compile_ways
 from benchmarks.h200.product_candidates import one_row_worth_trying
 from benchmarks.h200.workloads import LOWEST_TOKEN_ID, VOCAB_SIZE
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
-from workers.layers.quantised.skinny_shape import GemvTiles, SkinnyTiles
-from workers.layers.quantised.tile_table import TileRule
+from workers.layers.quantised.skinny_shape import GemvTiles, SkinnyTiles, StreamTiles
+from workers.layers.quantised.tile_table import TileRule, TileTable
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
 from workers.sampling.params import SamplingParams
@@ -43,19 +45,34 @@ FEW_TOKENS, MANY_TOKENS = 16, 272
 REPEATS = 2
 
 
-def tiles_of() -> list[SkinnyTiles]:
-    return [one for one in one_row_worth_trying(FORMAT) if isinstance(one, GemvTiles)]
-
-
-def compile_all(tried: Sequence[SkinnyTiles]) -> None:
-    works = [
-        (FORMAT, role, [Way(one, is_gated=role == "gate_up")])
-        for one in tried
-        for roles in GROUPS.values()
-        for role in roles
+def tiles_of(kinds: Sequence[str] | None) -> list[SkinnyTiles]:
+    """kinds: names of classes; None are all of them."""
+    gluon = probe_gluon()
+    if not gluon.is_available:
+        print(f"without StreamTiles: {gluon.missing}", flush=True)
+    return [
+        one
+        for one in one_row_worth_trying(FORMAT)
+        if isinstance(one, GemvTiles)
+        and (gluon.is_available or not isinstance(one, StreamTiles))
+        and (kinds is None or type(one).__name__ in kinds)
     ]
+
+
+def right_tiles(
+    tried: Sequence[SkinnyTiles], groups: Sequence[str]
+) -> dict[str, list[SkinnyTiles]]:
+    """Of each group those that multiply all of its products right. Compiles them."""
+    ways = [(group, one, role) for group in groups for one in tried for role in GROUPS[group]]
+    works = [(FORMAT, role, [Way(one, is_gated=role == "gate_up")]) for _, one, role in ways]
     with ProcessPoolExecutor(MAX_PROCESSES, mp_context=get_context("spawn")) as processes:
-        list(processes.map(compile_ways, works))
+        found = list(processes.map(compile_ways, works))
+    wrong = {
+        (group, one)
+        for (group, one, _), is_right in zip(ways, found, strict=True)
+        if is_right != [True]
+    }
+    return {group: [one for one in tried if (group, one) not in wrong] for group in groups}
 
 
 class TunedEngine:
@@ -76,6 +93,7 @@ class TunedEngine:
             config, SingleRank(), device, lambda done, total: None
         )
         self._engine = Engine.of_runner(config, self._runner)
+        self._tabled: dict[tuple[int, str], TileTable] = {}
         while self._engine.prepare_while_idle():
             pass
         rng = random.Random(1)
@@ -84,10 +102,12 @@ class TunedEngine:
     def close(self) -> None:
         self._engine.close()
 
-    def use(self, group: str, tiles: SkinnyTiles) -> None:
+    def use(self, group: str, tiles: SkinnyTiles | None) -> None:
+        """None: what the tables had at first."""
         for product, name in self._tables(group):
-            many = tuple(rule for rule in getattr(product, name) if rule.max_rows > 1)
-            setattr(product, name, (TileRule(1, tiles), *many))
+            tabled = self._tabled.setdefault((id(product), name), getattr(product, name))
+            many = tuple(rule for rule in tabled if rule.max_rows > 1)
+            setattr(product, name, tabled if tiles is None else (TileRule(1, tiles), *many))
         graphs = self._runner._graphs
         for key in list(graphs._graphs):
             graphs._missing.append(key)
@@ -117,17 +137,21 @@ class TunedEngine:
                 yield layer.qkv, "_table"
 
 
-def best_tiles(engine: TunedEngine, group: str, tried: Sequence[SkinnyTiles]) -> SkinnyTiles:
-    """Prints a line for each of the tiles; the fastest is in use from here on."""
-    found: list[tuple[float, SkinnyTiles]] = []
-    for tiles in tried:
+def use_best(engine: TunedEngine, group: str, tried: Sequence[SkinnyTiles]) -> None:
+    """Prints a line for the tables' tiles and for each of tried; the fastest stay in use."""
+    found: list[tuple[float, SkinnyTiles | None]] = []
+    for tiles in (None, *tried):
         engine.use(group, tiles)
         found.append((engine.ms_a_token(), tiles))
-        print(f"{group} {found[-1][0]:.4f} ms: {tiles}", flush=True)
+        print(f"{group} {found[-1][0]:.4f} ms: {_told(tiles)}", flush=True)
     best_ms, best = min(found, key=lambda one: one[0])
     engine.use(group, best)
-    print(f"best {group}: {best_ms:.4f} ms, again {engine.ms_a_token():.4f}: {best}", flush=True)
-    return best
+    again_ms = engine.ms_a_token()
+    print(f"best {group}: {best_ms:.4f} ms, again {again_ms:.4f}: {_told(best)}", flush=True)
+
+
+def _told(tiles: SkinnyTiles | None) -> str:
+    return "as the tables have it" if tiles is None else str(tiles)
 
 
 def main() -> None:
@@ -137,18 +161,12 @@ def main() -> None:
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
     parser.add_argument("--kinds", nargs="+", default=None, help="classes of tiles, all by default")
     arguments = parser.parse_args()
-    tried = [
-        one
-        for one in tiles_of()
-        if arguments.kinds is None or type(one).__name__ in arguments.kinds
-    ]
-    compile_all(tried)
+    tried = right_tiles(tiles_of(arguments.kinds), arguments.groups)
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(arguments.config, Path(folder) / "config.json")
         engine = TunedEngine(folder)
-    print(f"as the tables have it: {engine.ms_a_token():.4f} ms", flush=True)
     for group in arguments.groups:
-        best_tiles(engine, group, tried)
+        use_best(engine, group, tried[group])
     engine.close()
 
 

@@ -92,11 +92,8 @@ class AddedBeside:
                 self.matrices.expand_alone(part, shrunk, groups)
 
         new = _OnePartMore(begin)
-        try:
+        with joined(self.side):
             self.products.into(new, x)
-        finally:
-            if new.whole is not None:
-                self.side.join()
         assert new.whole is not None, "a product's tensor is made by what is given to make it"
         return new.whole
 

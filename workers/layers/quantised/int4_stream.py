@@ -15,10 +15,10 @@ from workers.layers.gate import Gate
 from workers.layers.kept.int4 import Int4Groups
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.gemv import new_output
+from workers.layers.quantised.int4_mma import ALIGNMENT_BYTES
 from workers.layers.quantised.int4_stream_shape import StreamShape
 from workers.layers.quantised.skinny_shape import StreamedShape
 
-ALIGNMENT_BYTES = 16
 _FEWEST_STAGES = 2
 _TILE_ROWS = 16
 _GROUP_ROWS = 8
