@@ -8,7 +8,7 @@ each group of products that a table's rule names (gate and up; o and down; qkv) 
 its place, the graph of one stream captured anew, the others being the best so far. Milliseconds a
 token at one stream of 1,024 and more, from the better of two runs each. Kernels are compiled first,
 in several processes, and run once: tiles whose product is wrong are told and not tried. Tiles of
-Gluon are left out where the GPU or Triton has none of it.
+Gluon are left out where Triton is not the release that they are for. Needs Hopper.
 """
 
 import argparse

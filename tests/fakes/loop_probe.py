@@ -16,7 +16,7 @@ from typing import TypeVar
 MAX_UNITS = 2.0
 """No more than 20 ms of a quiet core: in units of cpu_unit_s()."""
 # Each after a pause that is so much longer than the one before: what others do has changed by then.
-_REPETITIONS = 10
+_REPETITIONS = 20
 _PAUSE_S = 0.05
 T = TypeVar("T")
 

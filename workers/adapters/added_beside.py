@@ -5,6 +5,7 @@ What adapters add is one part more: nothing is joined by a launch of its own.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -87,12 +88,13 @@ class AddedBeside:
         shrunk, groups = self.matrices.new_shrunk(x), self.step.groups
 
         def begin(part: torch.Tensor) -> None:
+            behind.enter_context(joined(self.side))
             with self.side.forked():
                 self.matrices.shrink(shrunk, x, groups, follows_own_stream=False)
                 self.matrices.expand_alone(part, shrunk, groups)
 
         new = _OnePartMore(begin)
-        with joined(self.side):
+        with ExitStack() as behind:
             self.products.into(new, x)
         assert new.whole is not None, "a product's tensor is made by what is given to make it"
         return new.whole

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from service.api.openai.json_parts import MAX_CHARS
 from service.api.responses.keeping import Keeping
 from service.api.responses.replay import ReplayedStream
 from service.limits import MAX_STORED_BYTES, Limits
@@ -336,23 +337,41 @@ async def test_what_cannot_be_streamed_later_is_refused(gpt, client, query, para
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-async def test_the_largest_stored_response_is_streamed_without_holding_the_loop(gpt, store):
+async def stored_answer(gpt, store, text):
+    """(its name, a response that has ended with this text)."""
     begun = await gpt.create(model="tiny", input="one", background=True)
-    stored = await store.get(ResponseName(ANONYMOUS.tenant, begun.id))
-    text = "ab\n" * (Limits().max_stored_response_bytes // 4)
+    name = ResponseName(ANONYMOUS.tenant, begun.id)
+    stored = await store.get(name)
     item = {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant"}
     content = [{"type": "output_text", "text": text, "logprobs": [], "annotations": []}]
     output = json.dumps([item | {"content": content}]).encode()
     ended = StoredResponse(State.ENDED, "tiny", stored.head, b"[]", output)
-    ended = replace(ended, head=stored.head.replace(b"in_progress", b"completed"))
-    name = ResponseName(ANONYMOUS.tenant, begun.id)
+    return name, replace(ended, head=stored.head.replace(b"in_progress", b"completed"))
+
+
+@pytest.mark.parametrize("num_seen", [0, 1, MAX_CHARS - 1, MAX_CHARS, MAX_CHARS + 40_000])
+async def test_a_text_of_several_pieces_is_streamed_from_wherever_it_was_left(gpt, store, num_seen):
+    text = 'é🙂\n"a' * (MAX_CHARS // 4)
+    name, ended = await stored_answer(gpt, store, text)
+    stream = ReplayedStream(store, name, ended, 3 + num_seen)
+    written = b"".join([piece async for piece in stream.events()])
+    events = [
+        json.loads(event.partition("data: ")[2]) for event in written.decode().split("\n\n")[:-1]
+    ]
+    assert (events[0]["delta"], events[1]["text"]) == (text[num_seen:], text)
+    assert [event["sequence_number"] - len(text) for event in events] == [3, 4, 5, 6, 7]
+
+
+async def test_the_largest_stored_response_is_streamed_without_holding_the_loop(gpt, store):
+    text = "ab\n" * (Limits().max_stored_response_bytes // 4)
+    name, ended = await stored_answer(gpt, store, text)
 
     async def streamed():
         stream = ReplayedStream(store, name, ended, -1)
         return sum([len(piece) async for piece in stream.events()])
 
     num_bytes, held = await held_units(streamed)
-    assert num_bytes > 5 * len(output)
+    assert num_bytes > 5 * len(ended.output)
     assert held < MAX_UNITS
 
 

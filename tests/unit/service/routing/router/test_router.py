@@ -299,17 +299,24 @@ async def test_closing_a_stream_aborts_it_at_the_replica():
 
 
 async def test_a_client_that_does_not_read_loses_its_own_request_only():
-    # All 100 tokens of the other one fit, however long the loop stands still.
-    channel = FAST.model_copy(update={"max_stream_bytes": 25_000})
+    # Hundreds of outputs, of which the one that is read has all unread only if the test stands
+    # still for as long.
+    channel = FAST.model_copy(update={"max_stream_bytes": 100_000})
     with FakeReplica(FakeEngine(step_s=0.001), settings=channel) as replica:
         async with routed(replica, channel=channel) as r:
             unread = await r.router.submit(request("unread", max_tokens=10_000), anyone())
-            read = await r.router.submit(request("read", max_tokens=100), anyone())
-            assert len(tokens(await collect(read))) == 100
-            await eventually(lambda: not replica.engine.running)
+            read = await r.router.submit(request("read", max_tokens=10_000), anyone())
+            await anext(unread)
+            await anext(read)
+            assert len(replica.engine.running) == 2
+            while len(replica.engine.running) == 2:
+                await anext(read)
+            for _ in range(100):
+                await anext(read)
             with pytest.raises(ApiError) as caught:
                 await collect(unread)
             assert caught.value.code is ApiErrorCode.TIMEOUT
+            await read.aclose()
 
 
 async def test_a_replica_no_longer_listed_stays_while_its_connection_lives():
