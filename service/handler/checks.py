@@ -25,7 +25,7 @@ from service.handler.sources import check_sources, num_decoder_tokens
 from service.handler.token_rules import check_token_rules
 from service.limits import Limits
 from service.request_context import RequestContext
-from service.tokenizer.jobs import EncodeChat, EncodeText, EncodeTexts, strings_in
+from service.tokenizer.jobs import EncodeChat, EncodeText, EncodeTexts, strings_in, utf8_bytes
 from workers.engine.protocol import ModelInfo
 from workers.errors import RequestRejectedError
 
@@ -266,7 +266,7 @@ def check_num_messages(num_messages: int, limits: Limits) -> None:
 def _check_chat(prompt: EncodeChat, limits: Limits) -> None:
     check_num_messages(len(prompt.messages), limits)
     values = [value for message in prompt.messages for value in message.values()]
-    size = sum(len(text.encode("utf-8")) for text in strings_in([values, prompt.tools]))
+    size = sum(map(utf8_bytes, strings_in([values, prompt.tools])))
     _require(
         size <= limits.max_prompt_bytes,
         f"the messages are longer than {limits.max_prompt_bytes} bytes",

@@ -181,13 +181,13 @@ def job_bytes(job: Job) -> int:
     """How much there is to go through, in bytes or what costs as much."""
     match job:
         case EncodeText():
-            return _utf8_bytes(job.text)
+            return utf8_bytes(job.text)
         case EncodeTexts():
-            return sum(map(_utf8_bytes, job.texts))
+            return sum(map(utf8_bytes, job.texts))
         case EncodeChat():
             strings = strings_in([job.messages, job.tools])
             images = sum(_IMAGE_BYTES + image.num_bytes for image in job.images)
-            return _MESSAGE_BYTES * len(job.messages) + sum(map(_utf8_bytes, strings)) + images
+            return _MESSAGE_BYTES * len(job.messages) + sum(map(utf8_bytes, strings)) + images
         case DecodeTokens():
             return len(job.token_ids)
         case CompileGrammar():
@@ -211,7 +211,8 @@ def strings_in(value: Any) -> Iterator[str]:
             unseen.extend(item)
 
 
-def _utf8_bytes(text: str) -> int:
+def utf8_bytes(text: str) -> int:
+    """Of any text, halves of pairs among them."""
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
 

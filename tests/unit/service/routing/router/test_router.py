@@ -299,8 +299,7 @@ async def test_closing_a_stream_aborts_it_at_the_replica():
 
 
 async def test_a_client_that_does_not_read_loses_its_own_request_only():
-    # Hundreds of outputs, of which the one that is read has all unread only if the test stands
-    # still for as long.
+    """After hundreds of outputs: a second's, for which the test itself may stand still."""
     channel = FAST.model_copy(update={"max_stream_bytes": 100_000})
     with FakeReplica(FakeEngine(step_s=0.001), settings=channel) as replica:
         async with routed(replica, channel=channel) as r:
