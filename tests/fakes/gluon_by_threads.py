@@ -51,11 +51,11 @@ class Shared:
     def index(self, i):
         assert 0 <= i < self.shape[0]
         size = int(np.prod(self.shape[1:]))
-        return Shared(self.flat[i * size : (i + 1) * size], self.shape[1:])
+        return type(self)(self.flat[i * size : (i + 1) * size], self.shape[1:])
 
     def _reinterpret(self, dtype, shape, layout):
         assert np.prod(shape) == np.prod(self.shape)
-        return Shared(self.flat, shape)
+        return type(self)(self.flat, shape)
 
     def permute(self, order):
         return SimpleNamespace(load=lambda layout=None: self.load().T)

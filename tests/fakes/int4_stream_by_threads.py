@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tests.fakes.gluon_by_threads import Int, Values, as_values, replace
+from tests.fakes.gluon_by_threads import Int, Shared, Values, as_values, replace
 from workers.layers.quantised import int4_stream_kernel, int4_stream_parts
 
 MODULES = (int4_stream_kernel, int4_stream_parts)
@@ -44,20 +44,11 @@ class Stream:
         self.has_waited = True
 
 
-class Shared:
-    layout = None
+class Plain(Shared):
+    """Shared memory whose numbers lie one after the other, of whatever type they are."""
 
     def __init__(self, flat, shape):
-        self.flat, self.shape, self.dtype = flat, tuple(shape), flat.dtype
-
-    def index(self, i):
-        assert 0 <= i < self.shape[0]
-        size = int(np.prod(self.shape[1:]))
-        return Shared(self.flat[i * size : (i + 1) * size], self.shape[1:])
-
-    def _reinterpret(self, dtype, shape, layout):
-        assert np.prod(shape) == np.prod(self.shape)
-        return Shared(self.flat, shape)
+        super().__init__(flat, shape, flat.dtype)
 
     def load(self, layout=None):
         return Tensor(self.flat.reshape(self.shape).copy())
@@ -154,7 +145,7 @@ def language(program, stream):
         store=store,
         static_range=range,
         tuple=tuple,
-        allocate_shared_memory=lambda dtype, shape, layout: Shared(
+        allocate_shared_memory=lambda dtype, shape, layout: Plain(
             np.zeros(int(np.prod(shape)), np.int32 if dtype == "int32" else np.float32), shape
         ),
         pointer_type=lambda kind: None,

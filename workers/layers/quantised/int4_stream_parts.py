@@ -108,6 +108,25 @@ def _bring_words(
 bring_words = gluon.jit(_bring_words)
 
 
+def _bring_eights(
+    values: gl.tensor,
+    room: gl.tensor,
+    first: gl.tensor,
+    slot: gl.tensor,
+    layout: gl.constexpr,
+    shape: gl.constexpr,
+) -> None:
+    """Of each tile, eight rows' values for each of first, which says where the first tile's lie."""
+    at = values + first[:, None] + gl.arange(0, GROUPS, gl.SliceLayout(0, layout))[None, :]
+    tiles: gl.constexpr = shape.tiles
+    for tile in gl.static_range(tiles):
+        place = room[tile].index(slot)
+        async_copy.async_copy_global_to_shared(place, at + tile * shape.tile_step)
+
+
+bring_eights = gluon.jit(_bring_eights)
+
+
 def _bring_zeros(
     zeros: gl.tensor,
     room: gl.tensor,
@@ -121,11 +140,7 @@ def _bring_zeros(
     row = gl.arange(0, 2 * warps, gl.SliceLayout(1, layout))
     turn = step * warps + row % warps
     first = turn * shape.rows + row // warps * shape.further
-    at = zeros + feature + first[:, None] + gl.arange(0, GROUPS, gl.SliceLayout(0, layout))[None, :]
-    tiles: gl.constexpr = shape.tiles
-    for tile in gl.static_range(tiles):
-        place = room[tile].index(slot)
-        async_copy.async_copy_global_to_shared(place, at + tile * shape.tile_step)
+    bring_eights(zeros + feature, room, first, slot, layout, shape)
 
 
 bring_zeros = gluon.jit(_bring_zeros)
@@ -144,12 +159,7 @@ def _bring_scales(
     row = gl.arange(0, 4 * warps, gl.SliceLayout(1, layout))
     half = 2 * (step * warps + row % warps) + row // warps % 2
     first = half // shape.halves * shape.rows + row // (2 * warps) * shape.further
-    eight = gl.arange(0, GROUPS, gl.SliceLayout(0, layout))
-    at = scales + feature + first[:, None] + eight[None, :]
-    tiles: gl.constexpr = shape.tiles
-    for tile in gl.static_range(tiles):
-        place = room[tile].index(slot)
-        async_copy.async_copy_global_to_shared(place, at + tile * shape.tile_step)
+    bring_eights(scales + feature, room, first, slot, layout, shape)
 
 
 bring_scales = gluon.jit(_bring_scales)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from benchmarks.h200.peers.noise import fill_with_noise
+from workers.layers.formats.fills import INT4_SCALE
 
 
 def test_matrices_are_noise_biases_zeros_and_norms_ones() -> None:
@@ -36,5 +37,8 @@ def test_quantised_matrices_stand_for_noise() -> None:
     shifts = torch.arange(0, 32, 4)[:, None, None]
     values = ((model.qweight >> shifts & 15) - 8) * model.scales.float()
     assert 0.018 < values.std().item() < 0.022
+    ours = torch.empty_like(model.scales)
+    INT4_SCALE(ours, torch.Generator())
+    assert torch.equal(model.scales, ours)
     assert (model.qzeros >> shifts & 15).eq(7).all()
     assert (model.w13_weight_scale == 120).all()

@@ -1,7 +1,7 @@
 """The Gluon product of one row and four-bit weights by threads: places, groups that are waited for,
 blocks that programs share out and gates.
 
-What compilers and tensor cores make of it is for tests/gpu/workers/test_kept_rows.py.
+What compilers and tensor cores make of it is for tests/gpu/workers/test_kept_streams.py.
 """
 
 import numpy as np
