@@ -11,7 +11,12 @@ from torch.nn import functional
 from workers.constraints.masks import StepMasks
 from workers.layers.cuda.expert_gemm import ExpertTiles
 from workers.layers.cuda.expert_maps import MappedTiles
-from workers.layers.cuda.expert_routing import choose_by_softmax, counted, group
+from workers.layers.cuda.expert_routing import (
+    ExpertPlaces,
+    choose_by_softmax,
+    counted,
+    group,
+)
 from workers.layers.cuda.latent_projection import LatentProjection
 from workers.layers.cuda.norm import _add_norm_kernel, rms_norm
 from workers.layers.cuda.token_masks import greedy, rule_out, upload_masks
@@ -136,6 +141,32 @@ def check_experts_of_other_ranks(num_tokens, num_here, num_chosen, hidden, width
         assert torch.allclose(parts.sum(0), wanted, atol=TOLERANCE, rtol=1e-4), tiles
 
 
+def check_choice_of_a_part(num_tokens, num_routed, num_shared, num_chosen):
+    """Of the second half of the experts and the last piece: chosen as by all of them, counted and
+    in blocks as far as they lie here."""
+    logits, num_kept = torch.randn(num_tokens, num_routed), num_routed // 2 + 1
+    places = torch.full((num_routed + num_shared,), num_kept)
+    places[num_routed // 2 : num_routed] = torch.arange(num_routed // 2)
+    places[-1] = num_kept - 1
+    whole = choose_by_softmax(logits, num_chosen, num_shared, 1.5)
+    chosen = choose_by_softmax(
+        logits, num_chosen, num_shared, 1.5, here=ExpertPlaces(places, num_kept)
+    )
+    assert torch.equal(chosen.weights, whole.weights)
+    assert torch.equal(chosen.ids.long(), places[whole.ids.long()])
+    is_here = chosen.ids.flatten() < num_kept
+    counts = torch.bincount(chosen.ids.flatten()[is_here], minlength=num_kept + 1)
+    assert torch.equal(chosen.counts.long(), counts)
+    assert chosen.ranks.min() >= 0
+    grouped = group(chosen, 16, num_elsewhere=1)
+    seen = []
+    for expert, first, num_rows in grouped.blocks[:, : int(grouped.num_blocks)].t().tolist():
+        own = grouped.pairs[first : first + num_rows].long()
+        assert set(chosen.ids.flatten()[own].tolist()) == {expert}
+        seen += own.tolist()
+    assert sorted(seen) == is_here.nonzero().flatten().tolist()
+
+
 def check_latents(rotary_class, num_tokens=5, heads=3, nope=24, latent=40, rope=16, positions=64):
     spec = RopeSpec("default", 10000.0, rope, positions, {})
     rotary = rotary_class(spec, positions, torch.device("cpu"))
@@ -234,6 +265,9 @@ if __name__ == "__main__":
     check_experts(23, 8, 2, 3, 48, 24, 16)
     check_experts(9, 6, 0, 2, 32, 16, 32)
     check_experts_of_other_ranks(21, 3, 4, 40, 24)
+    check_choice_of_a_part(37, 8, 2, 3)
+    check_choice_of_a_part(1, 8, 2, 1)
+    check_choice_of_a_part(70, 64, 1, 6)
     check_routed(5, 6, 2, 40, 24, SILU, has_bias=False)
     check_routed(19, 4, 3, 24, 40, Gating(1.702, 1.5), has_bias=True)
     check_rows_keep_to_themselves()

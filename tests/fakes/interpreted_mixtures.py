@@ -92,6 +92,12 @@ def check_ranks(spec, num_tokens):
     summed = [GroupedMixture(one, is_summed=True)(x) for one in mixtures[:1]]
     into = [GroupedMixture(one, is_summed=True).into(torch.empty, x) for one in mixtures[1:]]
     assert torch.allclose(sum(summed + into)[0], want, atol=MAX_ERROR)
+    for one in mixtures:
+        one.tally = torch.zeros(spec.num_experts, dtype=torch.int64)
+    counting = sum(GroupedMixture(one, is_summed=True)(x) for one in mixtures)
+    assert torch.allclose(counting[0], want, atol=MAX_ERROR)
+    assert all(torch.equal(one.tally, mixtures[0].tally) for one in mixtures)
+    assert int(mixtures[0].tally.sum()) == num_tokens * spec.routing.num_chosen
 
 
 def logits_of(folder, tp, steps, model_class, **settings):

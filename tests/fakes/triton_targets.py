@@ -131,7 +131,7 @@ _RANKS = {"RANK": 0, "NUM_RANKS": 2, "BLOCK_RANKS": 2, "ROW_BYTES": 32, "FLAG": 
 _PARTS = ("*bf16", "*bf16")
 
 _CHOSEN = dict.fromkeys(("ids", "ranks", "counts", "pairs", "blocks", "num_blocks"), "*i32")
-EXPERTS = _CHOSEN | {"logits": "*fp32", "weights": "*fp32", "factor": "fp32"}
+EXPERTS = _CHOSEN | {"logits": "*fp32", "weights": "*fp32", "factor": "fp32", "places": "*i64"}
 EXPERTS |= dict.fromkeys(("x", "out", "gate_up", "down", "bias"), "*bf16")
 _LATENTS = dict.fromkeys(("norm", "q_out", "latent_out", "pool"), "*bf16")
 _LATENTS |= {"queries": "*fp32", "keys": "*fp32", "cos_sin": "*fp32", "eps": "fp32"}
@@ -167,14 +167,15 @@ def expert_variant(tiles, product, depth, width, has_bias=False):
     return Variant(getattr(module, f"_{product}_kernel"), types, constants, options)
 
 
+def _choose_experts(num_kept):
+    constants = {"NUM_ROUTED": 64, "NUM_SHARED": 2, "NUM_CHOSEN": 6, "BLOCK": 64, "LANES": 8}
+    constants |= {"IS_NORMED": True, "NUM_KEPT": num_kept}
+    return Variant(expert_routing._choose_kernel, EXPERTS, constants, {"num_warps": 1})
+
+
 OTHERS = {
-    "choose_experts": Variant(
-        expert_routing._choose_kernel,
-        EXPERTS,
-        {"NUM_ROUTED": 64, "NUM_SHARED": 2, "NUM_CHOSEN": 6, "BLOCK": 64}
-        | {"IS_NORMED": True, "LANES": 8},
-        {"num_warps": 1},
-    ),
+    "choose_experts": _choose_experts(num_kept=0),
+    "choose_experts_here": _choose_experts(num_kept=33),
     "count_experts": Variant(
         expert_routing._count_kernel, EXPERTS, {"PAIRS": 64}, {"num_warps": 2}
     ),

@@ -11,7 +11,6 @@ round warms up. One line of JSON a measurement. Settings are run_vllm.py's.
 
 import argparse
 import json
-import os
 import random
 import sys
 import tempfile
@@ -25,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[3]))
 
 from benchmarks.h200.driver import MAX_CONTEXT_LEN, MAX_RUNNING_REQUESTS, MEMORY_FRACTION
 from benchmarks.h200.peers.noise import fill_with_noise
-from benchmarks.h200.peers.run_vllm import ENVIRONMENT
+from benchmarks.h200.peers.run_vllm import apply_environment
 
 PROMPT_TOKENS = 256
 VOCAB_SIZE = 100_000
@@ -118,7 +117,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     config = json.loads(arguments.config.read_text())
-    os.environ.update(ENVIRONMENT)
+    apply_environment({})
     from vllm import LLM
     from vllm.lora.request import LoRARequest
     from vllm.model_executor.model_loader import dummy_loader

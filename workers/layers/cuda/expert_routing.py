@@ -31,6 +31,15 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertPlaces:
+    """Where a rank has the experts that may be chosen. places: int64 (num_routed + num_shared,),
+    below num_kept, or num_kept itself for those of other ranks."""
+
+    places: torch.Tensor
+    num_kept: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertBlocks:
     """Pairs by expert, in blocks of at most block_rows pairs of one expert each.
 
@@ -52,6 +61,7 @@ class ExpertBlocks:
 
 def _choose(  # noqa: PLR0913
     logits: tl.tensor,
+    places: tl.tensor,
     weights: tl.tensor,
     ids: tl.tensor,
     ranks: tl.tensor,
@@ -64,9 +74,11 @@ def _choose(  # noqa: PLR0913
     IS_NORMED: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     LANES: tl.constexpr,  # noqa: N803
+    NUM_KEPT: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    """One token a program."""
+    """One token a program. NUM_KEPT: 0 where ids are the experts', not places. Pairs of other ranks
+    are not counted: they have no block, so that whatever lies at their rank is read by nobody."""
     begin_dependent(IS_DEPENDENT)
     token = tl.program_id(0)
     experts = tl.arange(0, BLOCK)
@@ -84,18 +96,29 @@ def _choose(  # noqa: PLR0913
             kept = tl.where(lanes == choice, tl.max(odds, axis=0), kept)
         else:
             tl.store(weights + at + choice, tl.max(odds, axis=0) * factor)
-        tl.store(ids + at + choice, expert)
-        tl.store(ranks + at + choice, tl.atomic_add(counts + expert, 1))
+        if NUM_KEPT > 0:
+            place = tl.load(places + expert).to(tl.int32)
+            is_here = place < NUM_KEPT
+            tl.store(ids + at + choice, place)
+            rank = tl.atomic_add(counts + place, 1, mask=is_here)
+            tl.store(ranks + at + choice, tl.where(is_here, rank, 0))
+        else:
+            tl.store(ids + at + choice, expert)
+            tl.store(ranks + at + choice, tl.atomic_add(counts + expert, 1))
         odds = tl.where(experts == expert, -1.0, odds)
     if IS_NORMED:
         kept = kept / tl.sum(kept, axis=0) * factor
         tl.store(weights + at + lanes, kept, mask=lanes < NUM_CHOSEN)
     for shared in tl.static_range(NUM_SHARED):
         tl.store(weights + at + NUM_CHOSEN + shared, 1.0)
-        tl.store(ids + at + NUM_CHOSEN + shared, NUM_ROUTED + shared)
-        tl.store(ranks + at + NUM_CHOSEN + shared, token)
-        if token == 0:
-            tl.store(counts + NUM_ROUTED + shared, num_tokens)
+        piece = NUM_ROUTED + shared
+        is_here = True
+        if NUM_KEPT > 0:
+            piece = tl.load(places + piece).to(tl.int32)
+            is_here = piece < NUM_KEPT
+        tl.store(ids + at + NUM_CHOSEN + shared, piece)
+        tl.store(ranks + at + NUM_CHOSEN + shared, tl.where(is_here, token, 0))
+        tl.store(counts + piece, num_tokens, mask=is_here & (token == 0))
 
 
 # Numbers that differ from step to step make no kernels of their own.
@@ -103,19 +126,27 @@ _choose_kernel = triton.jit(_choose, do_not_specialize=["num_tokens"])
 
 
 def choose_by_softmax(
-    logits: torch.Tensor, num_chosen: int, num_shared: int, factor: float, is_normed: bool = False
+    logits: torch.Tensor,
+    num_chosen: int,
+    num_shared: int,
+    factor: float,
+    is_normed: bool = False,
+    here: ExpertPlaces | None = None,
 ) -> Chosen:
     """logits: float32 (n, num_routed), contiguous. The likeliest num_chosen of each token, the
     lowest id among equals, weighted by factor times their probability, is_normed: as a share of
-    their sum; after them num_shared experts that every token goes to with weight 1."""
+    their sum; after them num_shared experts that every token goes to with weight 1. here: ids are
+    its places, of which the one behind the last kept is counted as 0 pairs."""
     num_tokens, num_routed = logits.shape
     width = num_chosen + num_shared
     weights = torch.empty((num_tokens, width), dtype=torch.float32, device=logits.device)
     ids, ranks = torch.empty((2, num_tokens, width), dtype=torch.int32, device=logits.device)
-    counts = torch.zeros(num_routed + num_shared, dtype=torch.int32, device=logits.device)
+    num_counted = num_routed + num_shared if here is None else here.num_kept + 1
+    counts = torch.zeros(num_counted, dtype=torch.int32, device=logits.device)
     is_dependent = dependent_launch(logits)
     _choose_kernel[(num_tokens,)](
         logits,
+        counts if here is None else here.places,
         weights,
         ids,
         ranks,
@@ -128,6 +159,7 @@ def choose_by_softmax(
         IS_NORMED=is_normed,
         BLOCK=next_power_of_2(num_routed),
         LANES=next_power_of_2(num_chosen),
+        NUM_KEPT=0 if here is None else here.num_kept,
         IS_DEPENDENT=is_dependent,
         num_warps=1,
         launch_pdl=is_dependent,

@@ -76,6 +76,12 @@ class Experts(ModulesLayer):
         """1 where an id stands for the experts of other ranks: see local."""
         return int(self.num_parts > 1)
 
+    @property
+    def fixed_places(self) -> torch.Tensor | None:
+        """int64 (experts and pieces,), where each lies here, num_kept for elsewhere; None where
+        copies of experts take turns."""
+        return self.places if self._by_turns is None else None
+
     def keep_copies(self, loads: Sequence[int]) -> None:
         """Fill the room for copies, as all ranks do by the same loads: tokens of each expert.
         Called before weights are loaded."""
