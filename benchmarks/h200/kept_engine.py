@@ -7,8 +7,8 @@ longer in the engine than there, and it is the engine that counts. One engine of
 each group of products that a table's rule names (gate and up; o and down; qkv) each of the tiles in
 its place, the graph of one stream captured anew, the others being the best so far. Milliseconds a
 token at one stream of 1,024 and more, from the better of two runs each. Kernels are compiled first,
-in several processes, and run once: tiles whose product is wrong are told and not tried. Tiles of
-Gluon are left out where Triton is not the release that they are for. Needs Hopper.
+in several processes, and run once: tiles whose product is wrong are told and not tried. Needs
+Hopper.
 """
 
 import argparse
@@ -24,14 +24,13 @@ from typing import Any
 
 import torch
 
-from attention.kernels.providers import probe_gluon
 from benchmarks.h200.driver import MAX_CONTEXT_LEN, MEMORY_FRACTION
 from benchmarks.h200.kept_chain import MAX_PROCESSES, Way, compile_ways
 from benchmarks.h200.product_candidates import one_row_worth_trying
 from benchmarks.h200.workloads import LOWEST_TOKEN_ID, VOCAB_SIZE
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
-from workers.layers.quantised.skinny_shape import GemvTiles, SkinnyTiles, StreamTiles
+from workers.layers.quantised.skinny_shape import GemvTiles, SkinnyTiles
 from workers.layers.quantised.tile_table import TileRule, TileTable
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
@@ -47,15 +46,10 @@ REPEATS = 2
 
 def tiles_of(kinds: Sequence[str] | None) -> list[SkinnyTiles]:
     """kinds: names of classes; None are all of them."""
-    gluon = probe_gluon()
-    if not gluon.is_available:
-        print(f"without StreamTiles: {gluon.missing}", flush=True)
     return [
         one
         for one in one_row_worth_trying(FORMAT)
-        if isinstance(one, GemvTiles)
-        and (gluon.is_available or not isinstance(one, StreamTiles))
-        and (kinds is None or type(one).__name__ in kinds)
+        if isinstance(one, GemvTiles) and (kinds is None or type(one).__name__ in kinds)
     ]
 
 

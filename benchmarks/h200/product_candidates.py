@@ -7,7 +7,6 @@ from workers.layers.quantised.skinny_shape import (
     MmaTiles,
     RoundedSkinnyTiles,
     SkinnyTiles,
-    StreamTiles,
 )
 
 
@@ -81,20 +80,6 @@ _INT4_MMAS = (
     (32, 1024, 512, 4, None),
 )
 """(rows, columns of the program's warps, least programs, turns that a warp holds, registers)."""
-_AT_ONCE = 1 << 10
-"""Steps, of which no program has so many: its successor may begin when it begins itself."""
-_INT4_STREAMS = (
-    (16, 2048, 6, 1, 0),
-    (32, 2048, 3, 1, 0),
-    (16, 2048, 6, 1, _AT_ONCE),
-    (16, 1024, 6, 2, 0),
-    (16, 2048, 10, 1, 0),
-    (16, 2048, 4, 1, 4),
-    (48, 2048, 3, 1, 0),
-    (16, 4096, 4, 1, 0),
-)
-"""(rows, columns of the program's warps, steps that it has room for, programs of a multiprocessor,
-steps before its last one that it lets the next kernel's begin)."""
 _WARP_COLUMNS = 256
 
 
@@ -103,10 +88,6 @@ def one_row_worth_trying(name: str) -> list[SkinnyTiles]:
     if name == "int4":
         skinny = [SkinnyTiles(r, 16, 128, p, s, w) for r, p, s, w in _INT4_SKINNY_ONE_ROW]
         mmas = [MmaTiles(r, 1, k, p, s, k // _WARP_COLUMNS, m) for r, k, p, s, m in _INT4_MMAS]
-        streams = [
-            StreamTiles(r, 1, k, 1, s, k // _WARP_COLUMNS, n, early)
-            for r, k, s, n, early in _INT4_STREAMS
-        ]
-        return [*skinny, *mmas, *streams]
+        return [*skinny, *mmas]
     rounded = [RoundedSkinnyTiles(r, 16, k, p, s, w) for r, k, p, s, w in _ROUNDED_ONE_ROW]
     return [*rounded, *(GemvTiles(r, 1, k, p, s, w) for r, k, p, s, w in _FP8_GEMVS)]

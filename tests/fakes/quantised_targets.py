@@ -2,7 +2,7 @@
 
 import triton
 
-from tests.fakes.triton_targets import EXPERTS, GluonVariant, Variant
+from tests.fakes.triton_targets import EXPERTS, Variant
 from workers.layers.kept import stacks
 from workers.layers.kept.int4 import Int4Groups
 from workers.layers.quantised import (
@@ -18,7 +18,6 @@ from workers.layers.quantised import (
     int4_mma,
     int4_skinny,
     int4_spread,
-    int4_stream,
     tile_table,
 )
 from workers.layers.quantised import expert_gemm as quantised_experts
@@ -96,17 +95,6 @@ def int4_mma_variant(tiles, is_gated, is_half, rows=28672, columns=4096):
     constants = {"shape": compiled_for, "IS_GELU": False, "IS_PACKED": True}
     options = {"num_warps": compiled_for.warps, "maxnreg": tiles.max_registers}
     return Variant(int4_mma._int4_mma_kernel, types, constants, options)
-
-
-def int4_stream_variant(tiles, is_gated, rows=28672, columns=4096):
-    """As int4_mma_variant, by as many programs as an H200 holds. Imports Gluon."""
-    types = {"x": "*bf16", "words": "*i32", "scales": "*fp16", "zeros": "*i32", "out": "*bf16"}
-    kept = Int4Groups.unread(rows, columns, columns // 128, has_order=False)
-    shape = tiles.of(rows, columns, kept.turn, 1, can_split=False)
-    compiled_for = int4_stream.stream_shape(kept, shape, is_gated, 132 * shape.programs)
-    constants = {"shape": compiled_for, "IS_GELU": False}
-    options = {"num_warps": compiled_for.warps, "maxnreg": tiles.max_registers}
-    return GluonVariant(int4_stream._kernel(), types, constants, options)
 
 
 def _gemv_constants(tiles, is_gated):

@@ -1,6 +1,5 @@
 """The engine's Triton kernels compiled for GPUs that are not here: Triton's ptxas needs none."""
 
-import importlib
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -86,14 +85,6 @@ class Variant:
             return self.types[name]
         assert name in _INTEGERS or name.endswith("stride"), name
         return "i32"
-
-
-class GluonVariant(Variant):
-    """The same of a Gluon kernel."""
-
-    def _source(self, types, places, aligned):
-        runtime = importlib.import_module("triton.experimental.gluon._runtime")
-        return runtime.GluonASTSource(self.kernel, types, places, aligned)
 
 
 def gemm_variant(config, num_tokens):

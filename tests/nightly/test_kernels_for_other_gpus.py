@@ -13,7 +13,6 @@ pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 from attention.kernels.decode_shape import decode_shared_bytes
 from attention.kernels.extend_shape import FOR_FEW_KEYS, FOR_SPLIT_KEYS, FOR_SPLIT_TREES
-from attention.kernels.providers import probe_gluon
 from benchmarks.h200.product_candidates import one_row_worth_trying, rounded_worth_trying
 from tests.fakes.attention_targets import (
     DECODE_HEADS,
@@ -29,12 +28,11 @@ from tests.fakes.quantised_targets import (
     fp8_gemv_variant,
     fp8_variant,
     int4_mma_variant,
-    int4_stream_variant,
     quantised_variants,
 )
 from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, expert_variants, gemm_variant
 from tests.unit.workers.layers.cuda.test_other_gpus import fitting
-from workers.layers.quantised.skinny_shape import GemvTiles, MmaTiles, StreamTiles
+from workers.layers.quantised.skinny_shape import GemvTiles, MmaTiles
 
 # Newer versions than the engine is tested with warn of a default that is to change.
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
@@ -112,7 +110,7 @@ def test_rows_times_kept_weights_stay_in_registers(name, is_gated) -> None:
     if name == "int4":
         make, others = int4_mma_variant, False
     for tiles in one_row_worth_trying(name):
-        if not isinstance(tiles, GemvTiles) or isinstance(tiles, StreamTiles):
+        if not isinstance(tiles, GemvTiles):
             continue
         kernel = make(tiles, is_gated, others).compile_for((9, 0))
         assert kernel.metadata.shared <= SHARED_BYTES[9, 0], tiles
@@ -125,21 +123,6 @@ def test_rows_times_kept_weights_stay_in_registers(name, is_gated) -> None:
             check_fragments(kernel.asm["ttgir"])
         else:
             assert "f16x2.e4m3x2" in ptx, tiles
-
-
-@pytest.mark.skipif(not probe_gluon().is_available, reason="another Triton than Gluon's")
-@pytest.mark.parametrize("is_gated", [False, True])
-def test_streamed_weights_come_by_sixteen_bytes(is_gated) -> None:
-    """All copies, and none waits for another to be asked for: registers and barriers are few."""
-    for tiles in one_row_worth_trying("int4"):
-        if not isinstance(tiles, StreamTiles):
-            continue
-        kernel = int4_stream_variant(tiles, is_gated).compile_for((9, 0))
-        assert kernel.metadata.shared <= SHARED_BYTES[9, 0], tiles
-        copies = re.findall(r"LDGSTS\S*", kernel.asm["sass"])
-        assert copies, tiles
-        assert set(copies) == {"LDGSTS.E.BYPASS.128"}, tiles
-        assert "LDL" not in kernel.asm["sass"], tiles
 
 
 @pytest.mark.parametrize("name", OTHERS)

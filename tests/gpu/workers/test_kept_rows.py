@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("triton")
 
-from attention.kernels.providers import probe_gluon
 from benchmarks.h200.product_candidates import one_row_worth_trying
 from tests.gpu.engines import CUDA
 from tests.gpu.needs import NEEDS_GPU, NEEDS_HOPPER
@@ -17,7 +16,7 @@ from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
 from workers.layers.quantised.int4_products import Int4Product
 from workers.layers.quantised.product import KeptGatedProduct
 from workers.layers.quantised.products import kept_product
-from workers.layers.quantised.skinny_shape import GemvTiles, StreamTiles
+from workers.layers.quantised.skinny_shape import GemvTiles
 from workers.layers.quantised.tile_table import TileRule
 
 pytestmark = [*NEEDS_GPU, NEEDS_HOPPER]
@@ -30,10 +29,7 @@ GATES = ("silu", "gelu_tanh")
 def gemv_tiles(kind):
     """Some of those that a sweep tries: each is compiled for each size."""
     name = "int4" if kind.startswith("int4") else kind
-    tiles = [one for one in one_row_worth_trying(name) if isinstance(one, GemvTiles)]
-    streamed = [one for one in tiles if isinstance(one, StreamTiles)]
-    others = [one for one in tiles if not isinstance(one, StreamTiles)]
-    return others[::EVERY] + (streamed[::EVERY] if probe_gluon().is_available else [])
+    return [one for one in one_row_worth_trying(name) if isinstance(one, GemvTiles)][::EVERY]
 
 
 def product_by(kind, kept, can_split, tiles):

@@ -72,35 +72,6 @@ class MmaTiles(GemvTiles):
         return replace(shape, num_warps=shape.block_k // turn, max_registers=self.max_registers)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamTiles(GemvTiles):
-    """The same of weights of four bits, by programs that stay on their multiprocessor, which all of
-    them share out rows (int4_stream.py). block_k: a turn for each warp, at most. num_stages: steps
-    of so many columns and a block's rows that a program has room for, at most. block_rows: a
-    multiple of 16. programs: of a multiprocessor. early_steps: that a program has still to ask for
-    when it lets the next kernel's begin. Input features are not shared out."""
-
-    programs: int = 1
-    early_steps: int = 0
-    max_registers: int | None = None
-
-    def of(
-        self, out_features: int, in_features: int, turn: int, num_rows: int, can_split: bool
-    ) -> "StreamedShape":
-        shape = SkinnyTiles.of(self, out_features, in_features, turn, num_rows, can_split=False)
-        return StreamedShape(
-            shape.block_rows,
-            shape.block_tokens,
-            shape.block_k,
-            shape.num_splits,
-            shape.num_stages,
-            num_warps=shape.block_k // turn,
-            max_registers=self.max_registers,
-            programs=self.programs,
-            early_steps=self.early_steps,
-        )
-
-
 class RoundedSkinnyTiles(SkinnyTiles):
     """The same where x is rounded inside the kernel, and tensor cores take weights as they lie.
     block_k is what a scale of x stands for, too; with scales of blocks block_rows divides 128."""
@@ -126,11 +97,3 @@ class SkinnyShape:
     num_stages: int
     num_warps: int
     max_registers: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StreamedShape(SkinnyShape):
-    """The same of StreamTiles."""
-
-    programs: int = 1
-    early_steps: int = 0
