@@ -115,9 +115,9 @@ def test_rows_times_kept_weights_stay_in_registers(name, is_gated) -> None:
         kernel = make(tiles, is_gated, others).compile_for((9, 0))
         assert kernel.metadata.shared <= SHARED_BYTES[9, 0], tiles
         ptx, sass = kernel.asm["ptx"], kernel.asm["sass"]
-        # Registers that are limited for one more program: Triton 3.6's ptxas spills none, 3.9's 4.
+        # Registers that are limited for one more program: Triton 3.6's ptxas spills 8, 3.9's 12.
         is_limited = isinstance(tiles, MmaTiles) and tiles.max_registers is not None
-        assert sass.count("LDL") <= (4 if is_limited else 0), tiles
+        assert sass.count("LDL") <= (12 if is_limited else 0), tiles
         assert re.search(r"ld\.global\S*\.v4\.b32|cp\.async\.cg\S* \[[^]]*\], \[[^]]*\], 0x10", ptx)
         if isinstance(tiles, MmaTiles):
             check_fragments(kernel.asm["ttgir"])

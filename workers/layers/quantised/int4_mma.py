@@ -15,58 +15,12 @@ from workers.layers.cuda.launch import begin_dependent, dependent_launch
 from workers.layers.gate import Gate
 from workers.layers.kept.int4 import Int4Groups
 from workers.layers.new_tensor import NewTensor
-from workers.layers.quantised.gemv import new_output, store_rows
-from workers.layers.quantised.int4_fragments import row_sums, turn_sums, turn_zeros, whole
-from workers.layers.quantised.int4_turns import (
-    TILE_ROWS,
-    MmaShape,
-    advance,
-    begin,
-    chunk_at,
-    load_tiles,
-)
+from workers.layers.quantised.gemv import new_output
+from workers.layers.quantised.int4_turn_sums import multiply_turn, store_tile
+from workers.layers.quantised.int4_turns import TILE_ROWS, MmaShape, advance, begin, load_tiles
 from workers.layers.quantised.skinny_shape import SkinnyShape
 
 ALIGNMENT_BYTES = 16
-
-
-def _run_multiply_turn(
-    held: tl.tensor,
-    x_at: tl.tensor,
-    totals: tl.tensor,
-    dtype: tl.constexpr,
-    shape: tl.constexpr,
-    IS_PACKED: tl.constexpr,  # noqa: N803
-) -> tl.tensor:
-    """totals and a turn's products of each tile's two rows, float32 (threads,)."""
-    chunks: tl.constexpr = shape.turn // 128
-    tiles: tl.constexpr = shape.tiles
-    sums = tl.tuple(())
-    for _ in tl.static_range(tiles):
-        none = tl.zeros((32 * shape.warps, 4), dtype=tl.float32)
-        sums = sums + ((none, none),)
-    for chunk in tl.static_range(chunks):
-        x = tl.tuple(())
-        for quarter in tl.static_range(4):
-            x = x + (tl.load(chunk_at(x_at + (quarter * (shape.turn // 8) + chunk * 16))),)
-        added = tl.tuple(())
-        for tile in tl.static_range(tiles):
-            own = held[tile]
-            zeros = turn_zeros(own[2 * chunks], own[2 * chunks + 1], dtype, IS_PACKED)
-            words = own[2 * chunk], own[2 * chunk + 1]
-            added = added + (turn_sums(words, x, zeros, sums[tile], dtype, IS_PACKED),)
-        sums = added
-    out = tl.tuple(())
-    for tile in tl.static_range(tiles):
-        scales = held[tile][2 * chunks + 2 :]
-        low, high = row_sums(sums[tile][0]), row_sums(sums[tile][1])
-        for row in tl.static_range(2):
-            total = totals[2 * tile + row] + low[row] * scales[row].to(tl.float32)
-            out = out + (total + high[row] * scales[2 + row].to(tl.float32),)
-    return out
-
-
-multiply_turn = triton.jit(_run_multiply_turn)
 
 
 def _run_multiply_held(  # noqa: PLR0913
@@ -86,31 +40,11 @@ def _run_multiply_held(  # noqa: PLR0913
         place = x_at + step * (shape.turn // 2)
         totals = multiply_turn(held[step], place, totals, dtype, shape, IS_PACKED)
         if step < NEXT:
-            following = following + (load_tiles(at, COUNT + step, shape),)
+            following = following + (load_tiles(at, COUNT + step, None, shape),)
     return totals, following
 
 
 multiply_held = triton.jit(_run_multiply_held)
-
-
-def _run_store_tile(
-    out: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    tile: tl.tensor,
-    dtype: tl.constexpr,
-    shape: tl.constexpr,
-    IS_GELU: tl.constexpr,  # noqa: N803
-) -> None:
-    """first, second: float32 (threads,), what each warp's lanes have of their rows; the four lanes
-    of a row have the same."""
-    both = tl.reshape(tl.join(first, second), (shape.warps, 8, 4, 2))
-    total = tl.reshape(tl.sum(tl.sum(both, axis=2), axis=0), (16,)) * (whole(dtype) / 4)
-    features = shape.rows if shape.further == 1 else shape.further
-    store_rows(out, total, tile, tl.program_id(1), features, 16, shape.further > 1, IS_GELU)
-
-
-store_tile = triton.jit(_run_store_tile)
 
 
 def _int4_mma(  # noqa: PLR0913
@@ -137,7 +71,7 @@ def _int4_mma(  # noqa: PLR0913
         nothing = tl.zeros((32 * shape.warps,), dtype=tl.float32)
         totals = totals + (nothing, nothing)
     for step in tl.static_range(depth):
-        held = held + (load_tiles(at, step, shape),)
+        held = held + (load_tiles(at, step, None, shape),)
     begin_dependent(IS_DEPENDENT)
     dtype: tl.constexpr = x.dtype.element_ty
     pairs = x.to(tl.pointer_type(tl.int32), bitcast=True)
@@ -185,7 +119,15 @@ def mma_shape(kept: Int4Groups, shape: SkinnyShape, is_gated: bool) -> MmaShape:
         further=rows // 2 if is_gated else 1,
         last_row=rows // 2 - 1 if is_gated else rows - 1,
         are_pairs=not is_gated and rows % shape.block_rows == 0,
+        chains=shape.chains,
     )
+
+
+def check_alignment(x: torch.Tensor, kept: Int4Groups) -> None:
+    """Raises ValueError for x and words that do not begin at a multiple of 16 bytes: Triton would
+    give a thread fewer of a row's numbers."""
+    if any(tensor.data_ptr() % ALIGNMENT_BYTES for tensor in (x, kept.words)):
+        raise ValueError("x and words have to begin where 16 bytes are loaded at once")
 
 
 def int4_mma(
@@ -198,10 +140,8 @@ def int4_mma(
     """x (1, in_features) of 16 bits, its columns as kept has them, contiguous -> (shape.num_splits,
     1, out_features); with a gate the activation, (1, 1, out_features / 2), of a weight that is gate
     over up. One split has x's dtype, several are float32: their sum is the product. shape.block_k:
-    a turn for each warp. Raises ValueError as new_output does, and for x and words that do not
-    begin at a multiple of 16 bytes: Triton would give a thread fewer of a row's numbers."""
-    if any(tensor.data_ptr() % ALIGNMENT_BYTES for tensor in (x, kept.words)):
-        raise ValueError("x and words have to begin where 16 bytes are loaded at once")
+    a turn for each warp. Raises ValueError as new_output and check_alignment do."""
+    check_alignment(x, kept)
     out = new_output(x, kept.out_features, shape, gate, new)
     is_dependent = dependent_launch(x)
     compiled_for = mma_shape(kept, shape, gate is not None)

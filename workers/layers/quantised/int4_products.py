@@ -9,10 +9,16 @@ from workers.layers.kept.int4 import Int4Groups
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised import tile_table
 from workers.layers.quantised.int4_mma import ALIGNMENT_BYTES, int4_mma
+from workers.layers.quantised.int4_resident import int4_resident
 from workers.layers.quantised.int4_skinny import int4_skinny
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.product import KeptProduct
-from workers.layers.quantised.skinny_shape import GemvTiles, SkinnyShape, SkinnyTiles
+from workers.layers.quantised.skinny_shape import (
+    GemvTiles,
+    ResidentShape,
+    SkinnyShape,
+    SkinnyTiles,
+)
 
 
 class Int4Product(KeptProduct):
@@ -39,11 +45,18 @@ class Int4Product(KeptProduct):
         self, new: NewTensor, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape
     ) -> torch.Tensor:
         if isinstance(tiles, GemvTiles):
-            return int4_mma(_aligned(x), self._kept, shape, new)
+            return self._of_one(new, x, shape, None)
         return int4_skinny(x, self._kept, shape, new)
 
     def _gated_of_few(self, x: torch.Tensor, shape: SkinnyShape, gate: Gate) -> torch.Tensor:
-        return int4_mma(_aligned(self._ordered(x)), self._kept, shape, torch.empty, gate)
+        return self._of_one(torch.empty, self._ordered(x), shape, gate)
+
+    def _of_one(
+        self, new: NewTensor, x: torch.Tensor, shape: SkinnyShape, gate: Gate | None
+    ) -> torch.Tensor:
+        if isinstance(shape, ResidentShape):
+            return int4_resident(_aligned(x), self._kept, shape, new, gate)
+        return int4_mma(_aligned(x), self._kept, shape, new, gate)
 
     def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
         return cublas_gemm(x, int4_spread(self._kept, x.dtype), new)

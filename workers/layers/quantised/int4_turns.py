@@ -18,7 +18,8 @@ class MmaShape(NamedTuple):
     together. halves: halves of turns that have a scale. steps: turns of a warp, depth of which it
     holds. tiles: of 16 rows, of each warp. further: rows from a lane's first row of a tile to its
     second. last_row: of those that are a lane's first. are_pairs: a lane's rows are neighbours, and
-    all of them are there. Fields alone, which Triton reads as it compiles."""
+    all of them are there. chains: sums that 128 columns after 128 of a half turn are added to by
+    turns. Fields alone, which Triton reads as it compiles."""
 
     rows: int
     columns: int
@@ -31,6 +32,7 @@ class MmaShape(NamedTuple):
     further: int
     last_row: int
     are_pairs: bool
+    chains: int
 
 
 def _run_begin(
@@ -97,46 +99,71 @@ def _run_chunk(at: tl.tensor) -> tl.tensor:
 chunk_at = triton.jit(_run_chunk)
 
 
-def _run_row_pair(first: tl.tensor, second: tl.tensor, ARE_PAIRS: tl.constexpr) -> tl.tensor:  # noqa: N803
-    """What lies at both, by one load if they are neighbours."""
-    if ARE_PAIRS:
-        return tl.split(tl.load(first[:, None] + tl.arange(0, 2)[None, :]))
+def _run_load_words(at: tl.tensor, is_there: tl.tensor) -> tl.tensor:
+    """Four from each of at, which no other program reads. is_there: (threads,), or None where all
+    are; of the others it is whatever there was."""
+    if is_there is None:
+        return tl.load(chunk_at(at), eviction_policy="evict_first")
     else:  # noqa: RET505 - Triton takes one of branches that all return
-        return tl.load(first), tl.load(second)
+        return tl.load(chunk_at(at), mask=is_there[:, None], eviction_policy="evict_first")
+
+
+load_words = triton.jit(_run_load_words)
+
+
+def _run_row_pair(
+    first: tl.tensor,
+    second: tl.tensor,
+    is_there: tl.tensor,
+    ARE_PAIRS: tl.constexpr,  # noqa: N803
+) -> tl.tensor:
+    """What lies at both, by one load if they are neighbours. is_there: as load_words has it."""
+    if ARE_PAIRS:
+        pairs = first[:, None] + tl.arange(0, 2)[None, :]
+        if is_there is None:
+            return tl.split(tl.load(pairs))
+        else:  # noqa: RET505
+            return tl.split(tl.load(pairs, mask=is_there[:, None]))
+    else:
+        return tl.load(first, mask=is_there), tl.load(second, mask=is_there)
 
 
 row_pair = triton.jit(_run_row_pair)
 
 
-def _run_load_turn(at: tl.tensor, step: tl.constexpr, shape: tl.constexpr) -> tl.tensor:
+def _run_load_turn(
+    at: tl.tensor, step: tl.constexpr, is_there: tl.tensor, shape: tl.constexpr
+) -> tl.tensor:
     """Of the turn that is step further on: words of both rows, 128 columns after 128, then both
-    rows' zeros, scales of its first half and of its second."""
+    rows' zeros, scales of its first half and of its second. is_there: as load_words has it."""
     chunks: tl.constexpr = shape.turn // 128
     held = tl.tuple(())
     for chunk in tl.static_range(chunks):
         place = step * (shape.turn // 8) + chunk * 16
-        first = tl.load(chunk_at(at[0] + place), eviction_policy="evict_first")
-        second = tl.load(chunk_at(at[1] + place), eviction_policy="evict_first")
+        first = load_words(at[0] + place, is_there)
+        second = load_words(at[1] + place, is_there)
         held = held + (first, second)
     zeros = step * shape.rows
-    held = held + row_pair(at[2] + zeros, at[3] + zeros, shape.are_pairs)
+    held = held + row_pair(at[2] + zeros, at[3] + zeros, is_there, shape.are_pairs)
     for half in tl.static_range(2):
         if shape.halves == 1:
             scales = (2 * step + half) * shape.rows
         else:
             scales = (2 * (at[6] + step) + half) // shape.halves * shape.rows
-        held = held + row_pair(at[4] + scales, at[5] + scales, shape.are_pairs)
+        held = held + row_pair(at[4] + scales, at[5] + scales, is_there, shape.are_pairs)
     return held
 
 
 load_turn = triton.jit(_run_load_turn)
 
 
-def _run_load_tiles(at: tl.tensor, step: tl.constexpr, shape: tl.constexpr) -> tl.tensor:
+def _run_load_tiles(
+    at: tl.tensor, step: tl.constexpr, is_there: tl.tensor, shape: tl.constexpr
+) -> tl.tensor:
     tiles: tl.constexpr = shape.tiles
     held = tl.tuple(())
     for tile in tl.static_range(tiles):
-        held = held + (load_turn(at[tile], step, shape),)
+        held = held + (load_turn(at[tile], step, is_there, shape),)
     return held
 
 

@@ -1,6 +1,6 @@
 """Tiles of the kernels for few rows, from a matrix's sizes. Measures nothing."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 _MAX_SPLITS = 8
@@ -61,15 +61,43 @@ class MmaTiles(GemvTiles):
     """The same of weights of four bits, by tensor cores. block_k: a turn for each warp, at most;
     num_warps is read from it. num_stages: turns that a warp holds at once, at most. block_rows: a
     multiple of 16, which all warps have. max_registers: of a thread; None leaves it to the
-    compiler."""
+    compiler. chains: sums that take turns at the products of a half turn, each of which waits for
+    the one before it in the same sum."""
 
     max_registers: int | None = None
+    chains: int = 1
 
     def of(
         self, out_features: int, in_features: int, turn: int, num_rows: int, can_split: bool
     ) -> "SkinnyShape":
         shape = SkinnyTiles.of(self, out_features, in_features, turn, num_rows, can_split)
-        return replace(shape, num_warps=shape.block_k // turn, max_registers=self.max_registers)
+        return replace(
+            shape,
+            num_warps=shape.block_k // turn,
+            max_registers=self.max_registers,
+            chains=self.chains,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentTiles(MmaTiles):
+    """The same by programs that stay on their multiprocessor, which all of them share out blocks of
+    rows: a block's turns are asked for while the one before is multiplied. num_stages: turns that a
+    warp holds at once, of one block or several. programs: of all multiprocessors. Input features
+    are not shared out. Where a block's turns are not held at once, or there are no more blocks than
+    programs, it is MmaTiles' kernel."""
+
+    programs: int = 1
+
+    def of(
+        self, out_features: int, in_features: int, turn: int, num_rows: int, can_split: bool
+    ) -> "SkinnyShape":
+        shape = MmaTiles.of(self, out_features, in_features, turn, num_rows, can_split=False)
+        steps = in_features // shape.block_k
+        if steps > self.num_stages or out_features <= self.programs * self.block_rows:
+            return shape
+        own = {one.name: getattr(shape, one.name) for one in fields(shape)}
+        return ResidentShape(**own, programs=self.programs)
 
 
 class RoundedSkinnyTiles(SkinnyTiles):
@@ -87,8 +115,8 @@ class MappedSkinnyTiles(RoundedSkinnyTiles):
 
 @dataclass(frozen=True, slots=True)
 class SkinnyShape:
-    """The same of one matrix. num_splits: programs that share input features out. max_registers: as
-    MmaTiles."""
+    """The same of one matrix. num_splits: programs that share input features out. max_registers,
+    chains: as MmaTiles."""
 
     block_rows: int
     block_tokens: int
@@ -97,3 +125,11 @@ class SkinnyShape:
     num_stages: int
     num_warps: int
     max_registers: int | None = None
+    chains: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentShape(SkinnyShape):
+    """The same of ResidentTiles. programs: fewer than blocks of rows."""
+
+    programs: int = 1
