@@ -30,7 +30,7 @@ from benchmarks.h200.product_candidates import one_row_worth_trying
 from benchmarks.h200.workloads import LOWEST_TOKEN_ID, VOCAB_SIZE
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
-from workers.layers.quantised.skinny_shape import GemvTiles, SkinnyTiles
+from workers.layers.quantised.skinny_shape import GemvTiles, SkinnyShape, SkinnyTiles
 from workers.layers.quantised.tile_table import TileRule, TileTable
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
@@ -113,6 +113,14 @@ class TunedEngine:
         many = min(self._seconds(MANY_TOKENS) for _ in range(REPEATS))
         return (many - few) / span * 1e3
 
+    def shapes(self, group: str, tiles: SkinnyTiles) -> tuple[SkinnyShape, ...]:
+        """Of each product of the group in one layer."""
+        products = [product for product, _ in self._tables(group)]
+        return tuple(
+            tiles.of(one._out_features, one.in_features, one._turn, 1, one._can_split)
+            for one in products[: len(GROUPS[group])]
+        )
+
     def _seconds(self, num_tokens: int) -> float:
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         start_s = time.perf_counter()
@@ -132,9 +140,11 @@ class TunedEngine:
 
 
 def use_best(engine: TunedEngine, group: str, tried: Sequence[SkinnyTiles]) -> None:
-    """Prints a line for the tables' tiles and for each of tried; the fastest stay in use."""
+    """Prints a line for the tables' tiles and for each shape of tried; the fastest stay in use."""
     found: list[tuple[float, SkinnyTiles | None]] = []
-    for tiles in (None, *tried):
+    # Tiles of one shape are one kernel.
+    different = {engine.shapes(group, tiles): tiles for tiles in reversed(tried)}
+    for tiles in (None, *reversed(different.values())):
         engine.use(group, tiles)
         found.append((engine.ms_a_token(), tiles))
         print(f"{group} {found[-1][0]:.4f} ms: {_told(tiles)}", flush=True)
