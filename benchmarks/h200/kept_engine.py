@@ -16,7 +16,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,7 +30,9 @@ from benchmarks.h200.product_candidates import one_row_worth_trying
 from benchmarks.h200.workloads import LOWEST_TOKEN_ID, VOCAB_SIZE
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
-from workers.layers.quantised.skinny_shape import GemvTiles, SkinnyShape, SkinnyTiles
+from workers.layers.quantised.int4_mma import mma_shape
+from workers.layers.quantised.int4_resident import blocks_ahead
+from workers.layers.quantised.skinny_shape import MmaTiles, ResidentShape
 from workers.layers.quantised.tile_table import TileRule, TileTable
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
@@ -44,18 +46,16 @@ FEW_TOKENS, MANY_TOKENS = 16, 272
 REPEATS = 2
 
 
-def tiles_of(kinds: Sequence[str] | None) -> list[SkinnyTiles]:
+def tiles_of(kinds: Sequence[str] | None) -> list[MmaTiles]:
     """kinds: names of classes; None are all of them."""
     return [
         one
         for one in one_row_worth_trying(FORMAT)
-        if isinstance(one, GemvTiles) and (kinds is None or type(one).__name__ in kinds)
+        if isinstance(one, MmaTiles) and (kinds is None or type(one).__name__ in kinds)
     ]
 
 
-def right_tiles(
-    tried: Sequence[SkinnyTiles], groups: Sequence[str]
-) -> dict[str, list[SkinnyTiles]]:
+def right_tiles(tried: Sequence[MmaTiles], groups: Sequence[str]) -> dict[str, list[MmaTiles]]:
     """Of each group those that multiply all of its products right. Compiles them."""
     ways = [(group, one, role) for group in groups for one in tried for role in GROUPS[group]]
     works = [(FORMAT, role, [Way(one, is_gated=role == "gate_up")]) for _, one, role in ways]
@@ -96,7 +96,7 @@ class TunedEngine:
     def close(self) -> None:
         self._engine.close()
 
-    def use(self, group: str, tiles: SkinnyTiles | None) -> None:
+    def use(self, group: str, tiles: MmaTiles | None) -> None:
         """None: what the tables had at first."""
         for product, name in self._tables(group):
             tabled = self._tabled.setdefault((id(product), name), getattr(product, name))
@@ -113,13 +113,10 @@ class TunedEngine:
         many = min(self._seconds(MANY_TOKENS) for _ in range(REPEATS))
         return (many - few) / span * 1e3
 
-    def shapes(self, group: str, tiles: SkinnyTiles) -> tuple[SkinnyShape, ...]:
-        """Of each product of the group in one layer."""
-        products = [product for product, _ in self._tables(group)]
-        return tuple(
-            tiles.of(one._out_features, one.in_features, one._turn, 1, one._can_split)
-            for one in products[: len(GROUPS[group])]
-        )
+    def kernels(self, group: str, tiles: MmaTiles) -> tuple[Hashable, ...]:
+        """What each product of the group is compiled for, in one layer."""
+        products = [product for product, _ in self._tables(group)][: len(GROUPS[group])]
+        return tuple(_compiled_for(one, tiles, group == "gate_up") for one in products)
 
     def _seconds(self, num_tokens: int) -> float:
         sampling = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
@@ -139,11 +136,10 @@ class TunedEngine:
                 yield layer.qkv, "_table"
 
 
-def use_best(engine: TunedEngine, group: str, tried: Sequence[SkinnyTiles]) -> None:
-    """Prints a line for the tables' tiles and for each shape of tried; the fastest stay in use."""
-    found: list[tuple[float, SkinnyTiles | None]] = []
-    # Tiles of one shape are one kernel.
-    different = {engine.shapes(group, tiles): tiles for tiles in reversed(tried)}
+def use_best(engine: TunedEngine, group: str, tried: Sequence[MmaTiles]) -> None:
+    """Prints a line for the tables' tiles and for each kernel of tried; the fastest stay in use."""
+    found: list[tuple[float, MmaTiles | None]] = []
+    different = {engine.kernels(group, tiles): tiles for tiles in reversed(tried)}
     for tiles in (None, *reversed(different.values())):
         engine.use(group, tiles)
         found.append((engine.ms_a_token(), tiles))
@@ -154,7 +150,15 @@ def use_best(engine: TunedEngine, group: str, tried: Sequence[SkinnyTiles]) -> N
     print(f"best {group}: {best_ms:.4f} ms, again {again_ms:.4f}: {_told(best)}", flush=True)
 
 
-def _told(tiles: SkinnyTiles | None) -> str:
+def _compiled_for(product: Any, tiles: MmaTiles, is_gated: bool) -> Hashable:
+    can_split = product._can_split and not is_gated
+    shape = tiles.of(product._out_features, product.in_features, product._turn, 1, can_split)
+    made = mma_shape(product._kept, shape, is_gated)
+    stays = (shape.programs, blocks_ahead(shape, made)) if isinstance(shape, ResidentShape) else ()
+    return made, shape.num_splits, shape.max_registers, stays
+
+
+def _told(tiles: MmaTiles | None) -> str:
     return "as the tables have it" if tiles is None else str(tiles)
 
 

@@ -16,6 +16,7 @@ from tests.fakes.tiny_models import LATENT, MIXTURES, random_prompt, save_tiny_m
 from workers.config import EngineConfig
 from workers.layers.cuda import routed_experts
 from workers.layers.cuda.experts import GroupedMixture
+from workers.layers.cuda.routers import SoftmaxChooser
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.device_limits import HOPPER
 from workers.layers.gemm.table import Tables
@@ -92,12 +93,27 @@ def check_ranks(spec, num_tokens):
     summed = [GroupedMixture(one, is_summed=True)(x) for one in mixtures[:1]]
     into = [GroupedMixture(one, is_summed=True).into(torch.empty, x) for one in mixtures[1:]]
     assert torch.allclose(sum(summed + into)[0], want, atol=MAX_ERROR)
+    check_who_finds_places(spec, mixtures[0])
     for one in mixtures:
         one.tally = torch.zeros(spec.num_experts, dtype=torch.int64)
     counting = sum(GroupedMixture(one, is_summed=True)(x) for one in mixtures)
     assert torch.allclose(counting[0], want, atol=MAX_ERROR)
     assert all(torch.equal(one.tally, mixtures[0].tally) for one in mixtures)
     assert int(mixtures[0].tally.sum()) == num_tokens * spec.routing.num_chosen
+    for one in mixtures:
+        one.tally = None
+        one.experts.keep_copies([1] * spec.num_experts)
+    check_who_finds_places(spec, mixtures[0], are_fixed=False)
+    copied = sum(GroupedMixture(one, is_summed=True)(x) for one in mixtures)
+    assert torch.allclose(copied[0], want, atol=MAX_ERROR)
+
+
+def check_who_finds_places(spec, mixture, are_fixed=True):
+    """Softmax's kernel, where they are always the same."""
+    if isinstance(spec.routing, SoftmaxRouting):
+        here = SoftmaxChooser(mixture, spec.routing)(torch.randn(5, HIDDEN))
+        # Who counts other ranks' pairs has looked for their places behind the choice.
+        assert (int(here.counts[mixture.experts.share.num_kept]) == 0) == are_fixed
 
 
 def logits_of(folder, tp, steps, model_class, **settings):

@@ -3,10 +3,12 @@
 To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 """
 
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch.nn.functional import gelu, silu
+from triton.runtime import interpreter
 
 from tests.fakes.interpreted_carry import carry_into_exponents
 from workers.layers.cuda.expert_routing import counted
@@ -17,6 +19,7 @@ from workers.layers.kept.experts import KeptExperts
 from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
 from workers.layers.kept.int4 import Int4Groups
 from workers.layers.kept.stacks import Fp4Stack, Fp8Stack
+from workers.layers.quantised import int4_products
 from workers.layers.quantised.expert_fp8 import RoundedTiles
 from workers.layers.quantised.expert_products import kept_partial_products
 from workers.layers.quantised.expert_spread import spread
@@ -195,6 +198,20 @@ def check_int4_residents():
     check(104, 1024, 1024, fp16, 32, 1, 512, 1, 2, 2, chains=2, programs=3)
     check(58, 384, 64, bf16, 16, 1, 128, 1, 6, 1, chains=2, programs=1)
     check(48, 512, 256, bf16, 16, 1, 256, 1, 6, 1, chains=1, programs=3)
+    with programs_reversed():
+        check(96, 1024, 128, bf16, 16, 1, 512, 1, 4, 2, chains=1, programs=2)
+
+
+@contextmanager
+def programs_reversed():
+    """The last one runs first, as it may: what one writes to another's place is seen then."""
+    builder = interpreter.interpreter_builder
+    begin = builder.set_grid_idx
+    builder.set_grid_idx = lambda x, y, z: begin(builder.grid_dim[0] - 1 - x, y, z)
+    try:
+        yield
+    finally:
+        builder.set_grid_idx = begin
 
 
 def check_mma_tiles():
@@ -207,9 +224,18 @@ def check_mma_tiles():
     want = x.double() @ weight.dequantised().double().t()
     residents = ResidentTiles(16, 1, 512, 1, num_stages=2, num_warps=2, programs=2)
     stays = Int4Product(kept, True, (TileRule(1, residents),), (TileRule(1, residents),))
+    took, multiply = [], int4_products.int4_resident
+
+    def noted(x, kept, shape, *others):
+        took.append(type(shape))
+        return multiply(x, kept, shape, *others)
+
+    int4_products.int4_resident = noted
     check_close(stays(x)[0], want, 5e-3)
     gated = [KeptGatedProduct(one, "silu")(x) for one in (product, stays)]
     assert torch.equal(*gated)
+    assert took == [ResidentShape] * 2
+    int4_products.int4_resident = multiply
     parts = product(x)
     assert parts.shape == (2, 1, 64)
     check_close(parts.double().sum(0), want, 1e-5)

@@ -44,9 +44,7 @@ _INTEGERS = {"num_splits", "num_tokens", "num_rows", "num_blocks", "num_ring_slo
 _INTEGERS |= {"out_features", "in_features", "k_per_split", "hidden_size", "first_row", "end_row"}
 _INTEGERS |= {"num_pairs", "max_blocks", "query_split", "query_row", "key_split", "key_row"}
 _INTEGERS |= {"first_token", "rows_a_rank", "flags_offset", "residual_offset", "num_counters"}
-_INTEGERS |= {"words_per_row", "words_per_split"}
 _ALIGNED = {"in_features", "k_per_split", "out_features", "width", "hidden_size"}
-_ALIGNED |= {"words_per_row", "words_per_split"}
 
 
 @dataclass(frozen=True)
@@ -71,12 +69,9 @@ class Variant:
             if isinstance(kind, str) and (kind.startswith("*") or name in _ALIGNED)
         }
         places = {(positions[name],): value for name, value in constants.items()}
-        source = self._source(types, places, aligned)
+        source = ASTSource(self.kernel, types, places, aligned)
         target = GPUTarget("cuda", capability[0] * 10 + capability[1], 32)
         return triton.compile(source, target=target, options=self.options)
-
-    def _source(self, types, places, aligned):
-        return ASTSource(self.kernel, types, places, aligned)
 
     def _type(self, name):
         if name in self.constants or name == "IS_DEPENDENT":

@@ -62,12 +62,15 @@ def test_activations_of_rows_that_end_within_a_block(gate) -> None:
 
 @pytest.mark.parametrize("tiles", RESIDENTS, ids=str)
 def test_kernels_before_and_behind_it_may_overlap(tiles) -> None:
-    """The predecessor writes x, and the successor reads what it gave, each time anew."""
-    first, last = KINDS["int4"](2 * 7168, 4096), KINDS["int4"](4096, 7168)
-    up, down = KeptGatedProduct(product_of(first, tiles), "silu"), product_of(last, tiles)
+    """The predecessor writes x, and the successor reads what it gave, each time anew: a norm, two
+    of its own kind one behind the other, and a product of another kind."""
+    wide = [KINDS["int4"](2 * 4096, 4096), KINDS["int4"](2 * 7168, 4096)]
+    assert all(stays(tiles, kept) for kept in wide)
+    first, second = (KeptGatedProduct(product_of(kept, tiles), "silu") for kept in wide)
+    down = product_of(KINDS["int4"](4096, 7168), tiles)
     scale = torch.ones(4096, dtype=torch.bfloat16, device=CUDA)
     start = row_of(4096)
-    ways = (lambda x: rms_norm(x, scale, 1e-5)), up, lambda x: down(x)[0]
+    ways = (lambda x: rms_norm(x, scale, 1e-5)), first, second, lambda x: down(x)[0]
 
     def run(wait=lambda: None):
         x = start

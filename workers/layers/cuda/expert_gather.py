@@ -47,7 +47,7 @@ def _gather(  # noqa: PLR0913
     num_blocks: tl.tensor,
     out: tl.tensor,
     ordered: tl.tensor,
-    num_pairs: tl.tensor,
+    num_placed: tl.tensor,
     max_blocks: tl.tensor,
     WIDTH: tl.constexpr,  # noqa: N803
     NUM_CHOSEN: tl.constexpr,  # noqa: N803
@@ -58,27 +58,29 @@ def _gather(  # noqa: PLR0913
     COLUMNS: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    """Program (rows, columns); the first one orders the blocks too."""
+    """Program (rows, columns); the first one orders the blocks too. Behind the pairs of blocks may
+    lie anything."""
     begin_dependent(IS_DEPENDENT)
     if tl.program_id(0) + tl.program_id(1) == 0:
         order_blocks(blocks, num_blocks, ordered, max_blocks, BLOCK_ROWS, STEP, BLOCKS)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    is_row = rows < num_pairs
+    is_row = rows < tl.load(num_placed)
     token = tl.load(pairs + rows, mask=is_row, other=0) // NUM_CHOSEN
     is_cell = is_row[:, None] & (columns < WIDTH)[None, :]
     values = tl.load(x + token.to(tl.int64)[:, None] * WIDTH + columns[None, :], mask=is_cell)
     tl.store(out + rows.to(tl.int64)[:, None] * WIDTH + columns[None, :], values, mask=is_cell)
 
 
-_gather_kernel = triton.jit(_gather, do_not_specialize=["num_pairs", "max_blocks"])
+_gather_kernel = triton.jit(_gather, do_not_specialize=["max_blocks"])
 
 
 def gather_rows(
     x: torch.Tensor, grouped: ExpertBlocks, num_chosen: int, step: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x (n, width), contiguous -> each pair's token's row, (n * num_chosen, width), in the order of
-    grouped.pairs; and grouped.blocks, those first that have the most steps of so many pairs."""
+    grouped.pairs, those of other ranks' experts unwritten; and grouped.blocks, those first that
+    have the most steps of so many pairs."""
     num_pairs, width = grouped.pairs.shape[0], x.shape[1]
     out = torch.empty((num_pairs, width), dtype=x.dtype, device=x.device)
     ordered = torch.empty_like(grouped.blocks)
@@ -90,7 +92,7 @@ def gather_rows(
         grouped.num_blocks,
         out,
         ordered,
-        num_pairs,
+        grouped.num_placed,
         grouped.max_blocks,
         WIDTH=width,
         NUM_CHOSEN=num_chosen,

@@ -44,13 +44,15 @@ class ExpertBlocks:
     """Pairs by expert, in blocks of at most block_rows pairs of one expert each.
 
     pairs: int32 (n * k,), token * k + choice. blocks: int32 (3, max_blocks): expert, first place in
-    pairs, number of pairs. num_blocks: int32 (1,), how many of them mean something. counters: int32
-    (max_blocks * counters a block,), zeros, for one kernel behind.
+    pairs, number of pairs. num_blocks: int32 (1,), how many of them mean something. num_placed:
+    int32 (1,), pairs that they have, the first ones: what lies behind them means nothing, and need
+    be no pair. counters: int32 (max_blocks * counters a block,), zeros, for one kernel behind.
     """
 
     pairs: torch.Tensor
     blocks: torch.Tensor
     num_blocks: torch.Tensor
+    num_placed: torch.Tensor
     block_rows: int
     counters: torch.Tensor
 
@@ -203,12 +205,13 @@ def _run_write_blocks(
     EXPERTS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
 ) -> None:
-    """As ExpertBlocks has them. count, first: pairs of each expert and those before; experts from
-    NUM_HERE on have no blocks."""
+    """As ExpertBlocks has them, num_placed behind num_blocks. count, first: pairs of each expert
+    and those before; experts from NUM_HERE on have no blocks."""
     experts = tl.arange(0, EXPERTS)
     own_blocks = tl.where(experts < NUM_HERE, (count + ROWS - 1) // ROWS, 0)
     block = tl.cumsum(own_blocks, axis=0) - own_blocks
     tl.store(num_blocks, tl.sum(own_blocks, axis=0))
+    tl.store(num_blocks + 1, tl.sum(tl.where(experts < NUM_HERE, count, 0), axis=0))
     for turn in range(tl.max(own_blocks, axis=0)):
         is_there = turn < own_blocks
         at = blocks + block + turn
@@ -240,7 +243,7 @@ def _group(  # noqa: PLR0913
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
     """PAIRS pairs a program; the first one writes the blocks too, and zeros, COUNTERS at a time,
-    behind num_blocks."""
+    behind num_blocks and num_placed."""
     begin_dependent(IS_DEPENDENT)
     experts = tl.arange(0, EXPERTS)
     count = tl.load(counts + experts, mask=experts < NUM_EXPERTS, other=0)
@@ -258,7 +261,7 @@ def _group(  # noqa: PLR0913
         if COUNTERS > 0:
             for start in range(0, num_counters, COUNTERS):
                 counter = start + tl.arange(0, COUNTERS)
-                tl.store(num_blocks + 1 + counter, 0, mask=counter < num_counters)
+                tl.store(num_blocks + 2 + counter, 0, mask=counter < num_counters)
 
 
 _group_kernel = triton.jit(_group, do_not_specialize=["num_pairs", "max_blocks", "num_counters"])
@@ -285,7 +288,7 @@ def group(
     pairs = torch.empty(num_pairs, dtype=torch.int32, device=device)
     blocks = torch.empty((3, max_blocks), dtype=torch.int32, device=device)
     num_counters = max_blocks * counters_a_block
-    sizes = torch.empty(1 + num_counters, dtype=torch.int32, device=device)
+    sizes = torch.empty(2 + num_counters, dtype=torch.int32, device=device)
     is_dependent = dependent_launch(ids)
     _group_kernel[(triton.cdiv(num_pairs, _PAIRS_PER_PROGRAM),)](
         ids,
@@ -307,4 +310,4 @@ def group(
         num_warps=4,
         launch_pdl=is_dependent,
     )
-    return ExpertBlocks(pairs, blocks, sizes[:1], block_rows, sizes[1:])
+    return ExpertBlocks(pairs, blocks, sizes[:1], sizes[1:2], block_rows, sizes[2:])

@@ -90,7 +90,7 @@ def place_rows(
     max_blocks = max_blocks_of(num_pairs, num_experts, block_rows)
     pairs = torch.empty(num_pairs, dtype=torch.int32, device=x.device)
     blocks = torch.empty((3, max_blocks), dtype=torch.int32, device=x.device)
-    num_blocks = torch.empty(1, dtype=torch.int32, device=x.device)
+    sizes = torch.empty(2, dtype=torch.int32, device=x.device)
     groups = min(16, next_power_of_2(num_groups))
     is_dependent = dependent_launch(x)
     _place_rows_kernel[(num_tokens, triton.cdiv(num_groups, groups))](
@@ -102,7 +102,7 @@ def place_rows(
         scales,
         pairs,
         blocks,
-        num_blocks,
+        sizes,
         max_blocks,
         *scales.stride(),
         NUM_COLUMNS=num_columns,
@@ -116,5 +116,5 @@ def place_rows(
         num_warps=4,
         launch_pdl=is_dependent,
     )
-    grouped = ExpertBlocks(pairs, blocks, num_blocks, block_rows, num_blocks[:0])
+    grouped = ExpertBlocks(pairs, blocks, sizes[:1], sizes[1:], block_rows, sizes[:0])
     return Rounded(values, scales), grouped

@@ -149,7 +149,9 @@ def int4_resident(
     new: NewTensor = torch.empty,
     gate: Gate | None = None,
 ) -> torch.Tensor:
-    """As int4_mma, of one split. Raises ValueError as that does."""
+    """As int4_mma. Raises ValueError as that does, and for splits."""
+    if shape.num_splits != 1:
+        raise ValueError(f"{shape.num_splits} splits, where programs that stay share none out")
     check_alignment(x, kept)
     out = new_output(x, kept.out_features, shape, gate, new)
     is_dependent = dependent_launch(x)

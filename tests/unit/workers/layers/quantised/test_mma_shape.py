@@ -55,12 +55,14 @@ def test_what_is_loaded_by_sixteen_bytes_begins_there() -> None:
         int4_mma(x, kept, SkinnyShape(16, 1, 256, 1, 1, 1))
     with pytest.raises(ValueError, match="16 bytes"):
         int4_resident(x, kept, ResidentShape(16, 1, 256, 1, 1, 1))
+    with pytest.raises(ValueError, match="2 splits"):
+        int4_resident(x, kept, ResidentShape(16, 1, 128, 2, 1, 1))
 
 
 def test_programs_stay_where_there_are_more_blocks_and_a_warp_holds_one() -> None:
-    tiles = ResidentTiles(16, 1, 2048, 1, num_stages=4, num_warps=8, chains=2, programs=264)
+    tiles = ResidentTiles(16, 1, 2048, 4096, 4, 8, max_registers=96, chains=2, programs=264)
     stays = tiles.of(28672, 4096, 256, 1, can_split=True)
-    assert stays == ResidentShape(16, 1, 2048, 1, 4, 8, chains=2, programs=264)
+    assert stays == ResidentShape(16, 1, 2048, 1, 4, 8, 96, chains=2, programs=264)
     kept = Int4Groups.unread(28672, 4096, 32, has_order=False)
     assert blocks_ahead(stays, mma_shape(kept, stays, is_gated=True)) == 2
     for rows, columns in ((264 * 16, 4096), (28672, 10240)):
