@@ -11,8 +11,9 @@ from tests.fakes.tiny_models import GEMMA, LATENT
 from tests.fakes.tiny_state_models import STATE_MODELS
 from workers.scheduler.snapshot_memory import BORDER_TOKENS
 
-# Beyond a page of 64 tokens, and short; with their output they end at MAX_CONTEXT_LEN.
-PROMPT_LENGTHS = (127, 70, 5)
+# Beyond a page of 64 tokens, and short; with their output they end at MAX_CONTEXT_LEN. Two of them
+# alone outgrow the pages of all prompts.
+PROMPT_LENGTHS = (127, 90, 5)
 
 
 @dataclass(frozen=True, slots=True)
