@@ -16,6 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +78,18 @@ def write_adapter(folder: Path, config: Mapping[str, Any], rank: int, seed: int)
     return folder
 
 
+def write_adapters(
+    scratch: Path, config: Mapping[str, Any], rank: int, num_adapters: int
+) -> list[Path]:
+    """By processes that end: OpenMP's threads, begun here, would be missing in a fork of this
+    process, which waits for them for ever."""
+    write = partial(write_adapter, config=config, rank=rank)
+    with ProcessPoolExecutor(num_adapters, mp_context=get_context("spawn")) as processes:
+        names = (scratch / str(n) for n in range(num_adapters))
+        written = [processes.submit(write, name, seed=n) for n, name in enumerate(names)]
+        return [one.result() for one in written]
+
+
 def seconds(
     llm: Any, adapters: Sequence[Any], every: int | None, num_streams: int, max_tokens: int
 ) -> tuple[float, int]:
@@ -128,12 +143,8 @@ def main() -> None:
         scratch = Path(name)
         (scratch / "model").mkdir()
         (scratch / "model" / "config.json").write_text(json.dumps(config))
-        adapters = [
-            LoRARequest(
-                str(n), n + 1, str(write_adapter(scratch / str(n), config, arguments.rank, n))
-            )
-            for n in range(arguments.adapters)
-        ]
+        folders = write_adapters(scratch, config, arguments.rank, arguments.adapters)
+        adapters = [LoRARequest(str(n), n + 1, str(folder)) for n, folder in enumerate(folders)]
         llm = LLM(
             str(scratch / "model"),
             load_format="dummy",
