@@ -6,6 +6,7 @@ To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,9 @@ from workers.config import EngineConfig
 from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
 from workers.layers.kept.int4 import Int4Groups
 from workers.layers.moe import experts
+from workers.layers.quantised import products, tile_table
+from workers.layers.quantised.int4_products import Int4Product
+from workers.layers.quantised.skinny_shape import MmaTiles
 from workers.loading import loader
 from workers.models import cuda_stream, registry
 from workers.models.cuda_llama import CudaLlamaForCausalLM
@@ -32,8 +36,6 @@ from workers.parallel.group import SingleRank
 CPU = torch.device("cpu")
 MAX_ERROR = 2e-5
 """Of logits in float32, as a part of their norm: only sums are in another order."""
-MAX_ERROR_INTEGERS = 3e-4
-"""The same where a row's activations are integers of 16 bits."""
 MAX_ERROR_ROUNDED = 0.15
 """The same where every product rounds its activations to E4M3's three bits."""
 MAX_ERROR_RANKS = 0.02
@@ -107,6 +109,10 @@ if __name__ == "__main__":
     sys.modules["sgl_kernel"] = SimpleNamespace(fp8_blockwise_scaled_mm=None)
     # In 16 bits the interpreter rounds as no GPU does.
     Fp8Rows.dtypes = Fp8Blocks.dtypes = Int4Groups.dtypes = experts.KEPT_DTYPES = (torch.float32,)
+    # Tensor core products of one row are of 16 bits alone.
+    of_any_type = tuple(rule for rule in tile_table.INT4 if not isinstance(rule.tiles, MmaTiles))
+    int4 = partial(Int4Product, table=of_any_type, gated_table=())
+    products._PRODUCTS = {**products._PRODUCTS, Int4Groups: int4}
     for title, (recipe, quantiser) in RECIPES.items():
         with tempfile.TemporaryDirectory() as name:
             folder = save_tiny_model(WIDE, Path(name))
@@ -114,7 +120,7 @@ if __name__ == "__main__":
             if title.startswith("fp8"):
                 check_model(folder, MAX_ERROR_ROUNDED, MAX_ERROR_RANKS)
             else:
-                check_model(folder, MAX_ERROR_INTEGERS, MAX_ERROR_INTEGERS)
+                check_model(folder, MAX_ERROR, MAX_ERROR)
     with tempfile.TemporaryDirectory() as name:
         quantised, _ = pair_of("gpt_oss", Path(name))
         check_model(quantised, MAX_ERROR, MAX_ERROR, ep_size=2)
