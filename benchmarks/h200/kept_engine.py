@@ -32,7 +32,7 @@ from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.layers.quantised.int4_mma import mma_shape
 from workers.layers.quantised.int4_resident import blocks_ahead
-from workers.layers.quantised.skinny_shape import MmaTiles, ResidentShape
+from workers.layers.quantised.skinny_shape import MmaTiles, ResidentShape, ResidentTiles
 from workers.layers.quantised.tile_table import TileRule, TileTable
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
@@ -46,13 +46,13 @@ FEW_TOKENS, MANY_TOKENS = 16, 272
 REPEATS = 2
 
 
-def tiles_of(kinds: Sequence[str] | None) -> list[MmaTiles]:
-    """kinds: names of classes; None are all of them."""
-    return [
-        one
-        for one in one_row_worth_trying(FORMAT)
-        if isinstance(one, MmaTiles) and (kinds is None or type(one).__name__ in kinds)
-    ]
+KINDS = {one.__name__: one for one in (MmaTiles, ResidentTiles)}
+
+
+def tiles_of(kinds: Sequence[str]) -> list[MmaTiles]:
+    """kinds: some of KINDS."""
+    tried = one_row_worth_trying(FORMAT)
+    return [one for one in tried if isinstance(one, MmaTiles) and type(one).__name__ in kinds]
 
 
 def right_tiles(tried: Sequence[MmaTiles], groups: Sequence[str]) -> dict[str, list[MmaTiles]]:
@@ -167,7 +167,7 @@ def main() -> None:
     default = Path("benchmarks/h200/models/llama-3.1-8b-gptq.json")
     parser.add_argument("config", type=Path, nargs="?", default=default)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
-    parser.add_argument("--kinds", nargs="+", default=None, help="classes of tiles, all by default")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of tiles")
     arguments = parser.parse_args()
     tried = right_tiles(tiles_of(arguments.kinds), arguments.groups)
     with tempfile.TemporaryDirectory() as folder:

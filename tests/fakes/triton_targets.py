@@ -11,6 +11,7 @@ from attention.kernels import triton_kv_write
 from workers.layers.cuda import (
     activation,
     embedding,
+    expert_gather,
     expert_gemm,
     expert_maps,
     expert_routing,
@@ -170,6 +171,13 @@ OTHERS = {
         EXPERTS,
         {"NUM_EXPERTS": 257, "EXPERTS": 512, "PAIRS": 64, "ROWS": 16, "NUM_ELSEWHERE": 1}
         | {"COUNTERS": 1024},
+        {"num_warps": 4},
+    ),
+    "gather_rows": Variant(
+        expert_gather._gather_kernel,
+        EXPERTS | {"ordered": "*i32", "num_placed": "*i32"},
+        {"WIDTH": 2880, "NUM_CHOSEN": 4, "BLOCK_ROWS": 256, "STEP": 64, "BLOCKS": 256}
+        | {"ROWS": expert_gather._ROWS, "COLUMNS": expert_gather._COLUMNS},
         {"num_warps": 4},
     ),
     "project_latents": Variant(

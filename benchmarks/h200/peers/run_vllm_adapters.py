@@ -81,8 +81,8 @@ def write_adapter(folder: Path, config: Mapping[str, Any], rank: int, seed: int)
 def write_adapters(
     scratch: Path, config: Mapping[str, Any], rank: int, num_adapters: int
 ) -> list[Path]:
-    """By processes that end: OpenMP's threads, begun here, would be missing in a fork of this
-    process, which waits for them for ever."""
+    """By processes that end. A fork of this one would wait for ever for OpenMP's threads, if they
+    had begun here: they do not come along."""
     write = partial(write_adapter, config=config, rank=rank)
     with ProcessPoolExecutor(num_adapters, mp_context=get_context("spawn")) as processes:
         names = (scratch / str(n) for n in range(num_adapters))

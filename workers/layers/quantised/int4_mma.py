@@ -7,6 +7,8 @@ asked for before the predecessor ends, and what was multiplied makes room for th
 layer.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -17,7 +19,13 @@ from workers.layers.kept.int4 import Int4Groups
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.gemv import new_output
 from workers.layers.quantised.int4_turn_sums import multiply_turn, store_tile
-from workers.layers.quantised.int4_turns import TILE_ROWS, MmaShape, advance, begin, load_tiles
+from workers.layers.quantised.int4_turns import (
+    TILE_ROWS,
+    MmaShape,
+    advance,
+    begin_block,
+    load_tiles,
+)
 from workers.layers.quantised.skinny_shape import SkinnyShape
 
 ALIGNMENT_BYTES = 16
@@ -64,12 +72,11 @@ def _int4_mma(  # noqa: PLR0913
     last: tl.constexpr = shape.steps % shape.depth
     threads = tl.arange(0, 32 * shape.warps)
     turn = (tl.program_id(1) * shape.warps + threads // 32) * shape.steps
-    at, held, totals = tl.tuple(()), tl.tuple(()), tl.tuple(())
-    for tile in tl.static_range(tiles):
-        row_tile = tl.program_id(0) * shape.tiles + tile
-        at = at + (begin(words, scales, zeros, row_tile, turn, shape),)
-        nothing = tl.zeros((32 * shape.warps,), dtype=tl.float32)
-        totals = totals + (nothing, nothing)
+    at = begin_block((words, scales, zeros), tl.program_id(0), turn, shape)
+    held, totals = tl.tuple(()), tl.tuple(())
+    nothing = tl.zeros((32 * shape.warps,), dtype=tl.float32)
+    for _ in tl.static_range(2 * tiles):
+        totals = totals + (nothing,)
     for step in tl.static_range(depth):
         held = held + (load_tiles(at, step, None, shape),)
     begin_dependent(IS_DEPENDENT)
@@ -130,6 +137,22 @@ def check_alignment(x: torch.Tensor, kept: Int4Groups) -> None:
         raise ValueError("x and words have to begin where 16 bytes are loaded at once")
 
 
+def launch_options(
+    x: torch.Tensor, shape: SkinnyShape, compiled_for: MmaShape, gate: Gate | None
+) -> dict[str, Any]:
+    """What the kernels for one row are launched with beside tensors."""
+    is_dependent = dependent_launch(x)
+    return {
+        "shape": compiled_for,
+        "IS_GELU": gate == "gelu_tanh",
+        "IS_PACKED": x.is_cuda,
+        "IS_DEPENDENT": is_dependent,
+        "num_warps": compiled_for.warps,
+        "maxnreg": shape.max_registers,
+        "launch_pdl": is_dependent,
+    }
+
+
 def int4_mma(
     x: torch.Tensor,
     kept: Int4Groups,
@@ -143,7 +166,6 @@ def int4_mma(
     a turn for each warp. Raises ValueError as new_output and check_alignment do."""
     check_alignment(x, kept)
     out = new_output(x, kept.out_features, shape, gate, new)
-    is_dependent = dependent_launch(x)
     compiled_for = mma_shape(kept, shape, gate is not None)
     _int4_mma_kernel[(triton.cdiv(kept.out_features, shape.block_rows), shape.num_splits)](
         x,
@@ -151,12 +173,6 @@ def int4_mma(
         kept.scales,
         kept.zeros,
         out,
-        shape=compiled_for,
-        IS_GELU=gate == "gelu_tanh",
-        IS_PACKED=x.is_cuda,
-        IS_DEPENDENT=is_dependent,
-        num_warps=compiled_for.warps,
-        maxnreg=shape.max_registers,
-        launch_pdl=is_dependent,
+        **launch_options(x, shape, compiled_for, gate),
     )
     return out

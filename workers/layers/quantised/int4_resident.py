@@ -10,30 +10,15 @@ import torch
 import triton
 import triton.language as tl
 
-from workers.layers.cuda.launch import begin_dependent, dependent_launch
+from workers.layers.cuda.launch import begin_dependent
 from workers.layers.gate import Gate
 from workers.layers.kept.int4 import Int4Groups
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.gemv import new_output
-from workers.layers.quantised.int4_mma import check_alignment, mma_shape
+from workers.layers.quantised.int4_mma import check_alignment, launch_options, mma_shape
 from workers.layers.quantised.int4_turn_sums import multiply_turn, store_tile
-from workers.layers.quantised.int4_turns import MmaShape, begin, load_tiles
+from workers.layers.quantised.int4_turns import MmaShape, begin_block, load_tiles
 from workers.layers.quantised.skinny_shape import ResidentShape
-
-
-def _run_begin_block(
-    weight: tl.tensor, block: tl.tensor, turn: tl.tensor, shape: tl.constexpr
-) -> tl.tensor:
-    """Where each tile's turns of the block lie. weight: words, scales, zeros."""
-    tiles: tl.constexpr = shape.tiles
-    at = tl.tuple(())
-    for tile in tl.static_range(tiles):
-        row_tile = block * tiles + tile
-        at = at + (begin(weight[0], weight[1], weight[2], row_tile, turn, shape),)
-    return at
-
-
-begin_block = triton.jit(_run_begin_block)
 
 
 def _run_is_before(block: tl.tensor, last: tl.tensor, shape: tl.constexpr) -> tl.tensor:
@@ -154,7 +139,6 @@ def int4_resident(
         raise ValueError(f"{shape.num_splits} splits, where programs that stay share none out")
     check_alignment(x, kept)
     out = new_output(x, kept.out_features, shape, gate, new)
-    is_dependent = dependent_launch(x)
     compiled_for = mma_shape(kept, shape, gate is not None)
     _int4_resident_kernel[(shape.programs,)](
         x,
@@ -163,13 +147,7 @@ def int4_resident(
         kept.zeros,
         out,
         triton.cdiv(kept.out_features, shape.block_rows),
-        shape=compiled_for,
         AHEAD=blocks_ahead(shape, compiled_for),
-        IS_GELU=gate == "gelu_tanh",
-        IS_PACKED=x.is_cuda,
-        IS_DEPENDENT=is_dependent,
-        num_warps=compiled_for.warps,
-        maxnreg=shape.max_registers,
-        launch_pdl=is_dependent,
+        **launch_options(x, shape, compiled_for, gate),
     )
     return out

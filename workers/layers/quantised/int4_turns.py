@@ -71,6 +71,21 @@ def _run_begin(
 begin = triton.jit(_run_begin)
 
 
+def _run_begin_block(
+    weight: tl.tensor, block: tl.tensor, turn: tl.tensor, shape: tl.constexpr
+) -> tl.tensor:
+    """The same of each tile of a block of rows. weight: words, scales, zeros."""
+    tiles: tl.constexpr = shape.tiles
+    at = tl.tuple(())
+    for tile in tl.static_range(tiles):
+        row_tile = block * tiles + tile
+        at = at + (begin(weight[0], weight[1], weight[2], row_tile, turn, shape),)
+    return at
+
+
+begin_block = triton.jit(_run_begin_block)
+
+
 def _run_advance(at: tl.tensor, shape: tl.constexpr) -> tl.tensor:
     """The same depth turns further on."""
     words = shape.depth * (shape.turn // 8)

@@ -9,7 +9,11 @@ pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 @pytest.mark.timeout(TIMEOUT_S)
 def test_kernels_compute_what_dequantised_weights_do_and_join_splits_of_any_order() -> None:
-    check_by_interpreter("tests.fakes.interpreted_quantised", "tests.fakes.interpreted_splits")
+    check_by_interpreter(
+        "tests.fakes.interpreted_quantised",
+        "tests.fakes.interpreted_int4",
+        "tests.fakes.interpreted_splits",
+    )
 
 
 @pytest.mark.timeout(TIMEOUT_S)
