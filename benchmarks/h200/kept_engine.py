@@ -4,7 +4,7 @@
 
 kept_chain.py measures a chain of layers with something else in attention's place; a layer takes
 longer in the engine than there, and it is the engine that counts. One engine of random weights: for
-each group of products that a table's rule names (gate and up; o and down; qkv) each of the tiles in
+each of a layer's products (gate and up in one, o, down, qkv) each of the tiles in
 its place, the graph of one stream captured anew, the others being the best so far. Milliseconds a
 token at one stream of 1,024 and more, from the better of two runs each. Kernels are compiled first,
 in several processes, and run once: tiles whose product is wrong are told and not tried. Needs
@@ -39,8 +39,8 @@ from workers.runner.factory import make_model_runner
 from workers.sampling.params import SamplingParams
 
 FORMAT = "int4"
-GROUPS = {"gate_up": ("gate_up",), "o_down": ("o", "down"), "qkv": ("qkv",)}
-"""Roles of a layer that one rule of a table names."""
+GROUPS = {"gate_up": ("gate_up",), "o": ("o",), "down": ("down",), "qkv": ("qkv",)}
+"""Roles of a layer that have their tiles from one product."""
 PROMPT_TOKENS = 1024
 FEW_TOKENS, MANY_TOKENS = 16, 272
 REPEATS = 2
@@ -129,8 +129,9 @@ class TunedEngine:
         for layer in self._runner._model._layers:
             if group == "gate_up":
                 yield layer.mlp.gate_up._product, "_gated_table"
-            elif group == "o_down":
+            elif group == "o":
                 yield layer.o, "_table"
+            elif group == "down":
                 yield layer.mlp.last, "_table"
             else:
                 yield layer.qkv, "_table"

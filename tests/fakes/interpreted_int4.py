@@ -30,12 +30,13 @@ from workers.layers.quantised.skinny_shape import (
 from workers.layers.quantised.tile_table import TileRule
 
 
-def int4_weight(num_rows, num_columns, group_size, has_order):
+def int4_weight(num_rows, num_columns, group_size, has_order, has_half_scales=True):
     groups = torch.arange(num_columns) // group_size
     shape = num_rows, num_columns // group_size
+    scales = torch.rand(shape) * 0.01
     return GroupedWeight(
         torch.randint(0, 16, (num_rows, num_columns), dtype=torch.int32),
-        torch.rand(shape) * 0.01,
+        scales.half().float() if has_half_scales else scales,
         torch.randint(0, 17, shape, dtype=torch.int32),
         groups[torch.randperm(num_columns)] if has_order else groups,
     )
@@ -83,7 +84,8 @@ def check_int4_mmas():
     check_int4_mma(int4_weight(48, 1024, 128, False), SkinnyShape(16, 1, 512, 1, 4, 2), bf16)
     check_int4_mma(int4_weight(40, 1024, 128, False), SkinnyShape(32, 1, 512, 2, 4, 2), bf16)
     check_int4_mma(int4_weight(24, 1792, 256, False), SkinnyShape(16, 1, 256, 1, 3, 1), fp16)
-    check_int4_mma(int4_weight(26, 1024, 1024, False), SkinnyShape(16, 1, 256, 1, 2, 1), bf16)
+    wide = int4_weight(24, 1024, 1024, False, has_half_scales=False)
+    check_int4_mma(wide, SkinnyShape(16, 1, 256, 1, 2, 1), bf16)
     check_int4_mma(int4_weight(16, 384, 64, True), SkinnyShape(16, 1, 128, 1, 2, 1), bf16)
     chained = SkinnyShape(32, 1, 512, 2, 4, 2, chains=2)
     check_int4_mma(int4_weight(40, 1024, 128, False), chained, bf16)
@@ -102,7 +104,7 @@ def check_int4_residents():
     check(80, 1024, 128, bf16, 16, 1, 512, 1, 2, 2, chains=1, programs=2)
     check(72, 1024, 128, bf16, 16, 1, 512, 1, 4, 2, chains=2, programs=2)
     check(104, 1024, 1024, fp16, 32, 1, 512, 1, 2, 2, chains=2, programs=3)
-    check(58, 384, 64, bf16, 16, 1, 128, 1, 6, 1, chains=2, programs=1)
+    check(56, 384, 64, bf16, 16, 1, 128, 1, 6, 1, chains=2, programs=1)
     check(48, 512, 256, bf16, 16, 1, 256, 1, 6, 1, chains=1, programs=3)
     with programs_reversed():
         check(96, 1024, 128, bf16, 16, 1, 512, 1, 4, 2, chains=1, programs=2)
@@ -167,6 +169,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     check_int4(int4_weight(40, 512, 128, has_order=False), 3, 2)
     check_int4(int4_weight(40, 384, 64, has_order=True), 1, 1)
+    check_int4(int4_weight(40, 384, 128, False, has_half_scales=False), 3, 1)
     check_int4(int4_weight(40, 512, 256, has_order=False), 19, 1)
     check_int4_mmas()
     check_int4_residents()

@@ -4,7 +4,7 @@ import triton
 
 from tests.fakes.triton_targets import EXPERTS, Variant
 from workers.layers.kept import stacks
-from workers.layers.kept.int4 import Int4Groups
+from workers.layers.kept.int4 import FLOAT_HEADER, HALF_HEADER, Int4Groups
 from workers.layers.quantised import (
     expert_fp8,
     expert_products,
@@ -31,7 +31,7 @@ def quantised_variants():
     """Products with kept weights, as a GPU from sm90 on launches them."""
     kept = {"x": "*bf16", "scales": "*fp32", "out": "*fp32"}
     fp8 = {**kept, "values": "*fp8e4nv", "num_columns": "i32"}
-    int4 = {**kept, "words": "*i32", "zeros": "*i32"}
+    int4 = {"x": "*bf16", "words": "*i32", "headers": "*i32", "out": "*fp32"}
     for by_block, table in ((True, tile_table.FP8_BLOCKS), (False, tile_table.FP8_ROWS)):
         for tiles in {rule.tiles for rule in table if rule.tiles is not None}:
             if not isinstance(tiles, GemvTiles):
@@ -42,14 +42,16 @@ def quantised_variants():
             continue
         tile, options = _skinny_tile(rule.tiles)
         for turn in (128, 256):
-            constants = {"GROUP_SIZE": 128, "TURN": turn, "IS_PACKED": True, "NUM_LINES": 8}
-            yield Variant(int4_skinny._int4_skinny_kernel, int4, tile | constants, options)
+            for header_words in (HALF_HEADER, FLOAT_HEADER):
+                constants = {"TURN": turn, "IS_PACKED": True, "NUM_LINES": 8}
+                constants["HEADER_WORDS"] = header_words
+                yield Variant(int4_skinny._int4_skinny_kernel, int4, tile | constants, options)
     groups = {"GROUP_SIZE": 128, "GROUPS": 16, "BLOCK": 128}
     rows = {"GROUP_SIZE": 14336, "GROUPS": 1, "BLOCK": 16384}
     for constants in (groups, rows):
         yield Variant(fp8_rounding._round_groups_kernel, fp8, constants, {"num_warps": 8})
     yield from _kept_expert_variants()
-    spread = {"GROUP_SIZE": 128, "TURN": 256, "BLOCK_ROWS": 32, "IS_PACKED": True}
+    spread = {"HEADER_WORDS": HALF_HEADER, "TURN": 256, "BLOCK_ROWS": 32, "IS_PACKED": True}
     matrix = {**int4, "out": "*bf16"}
     yield Variant(int4_spread._int4_spread_kernel, matrix, spread, {"num_warps": 4})
 
@@ -88,7 +90,7 @@ def int4_mma_variant(tiles, is_gated, is_half, rows=28672, columns=4096):
     """Of groups of 128, each program having all columns where the activation is made. is_half: x of
     float16."""
     x = "*fp16" if is_half else "*bf16"
-    types = {"x": x, "words": "*i32", "scales": "*fp16", "zeros": "*i32"}
+    types = {"x": x, "words": "*i32", "headers": "*i32"}
     kept = Int4Groups.unread(rows, columns, columns // 128, has_order=False)
     shape = tiles.of(rows, columns, kept.turn, 1, can_split=not is_gated)
     types["out"] = x if shape.num_splits == 1 else "*fp32"

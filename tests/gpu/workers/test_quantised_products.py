@@ -62,11 +62,13 @@ def fp8_blocks(rows, columns):
 
 
 def int4_weight(rows, columns, has_order):
+    """Scales are numbers of 16 bits but with an order."""
     groups = torch.arange(columns, device=CUDA) // 128
     shape = rows, columns // 128
+    scales = torch.rand(shape, device=CUDA) * 0.01
     return GroupedWeight(
         torch.randint(0, 16, (rows, columns), dtype=torch.int32, device=CUDA),
-        torch.rand(shape, device=CUDA) * 0.01,
+        scales if has_order else scales.half().float(),
         torch.randint(0, 17, shape, dtype=torch.int32, device=CUDA),
         groups[torch.randperm(columns, device=CUDA)] if has_order else groups,
     )

@@ -10,6 +10,10 @@ from workers.layers.kept.weight import KeptWeight
 
 VALUES_PER_WORD = 8
 PAIRS_PER_WORD = 4
+ROWS_TOGETHER = 8
+CHUNK_WORDS = 16
+HALF_HEADER, FLOAT_HEADER = 2, 4
+"""Words of a row's turn, with scales of 16 bits and of 32."""
 _TURNS = (256, 128)
 _BITS = 4
 
@@ -17,29 +21,28 @@ _BITS = 4
 class Int4Groups(KeptWeight):
     """(values - zeros) * scales, of columns as `order` has them.
 
-    words: int32 (out_features, in_features / 8). A turn's columns, `turn` of them, lie in turn / 8
-    words, each of four pairs, one from every quarter of the turn: word w has columns 2 * w and
-    2 * w + 1 of quarter j in the bits from 4 * j on and from 4 * j + 16 on, so that one shift and
-    a mask leave neighbours in the two halves. scales: float16 or float32 (groups, out_features).
-    zeros: int32 (turns, out_features): that of a turn's first half in the low 16 bits, that of its
-    second in the high ones. order: int64 (in_features,), which input feature each column is of;
-    None where they are in order.
+    A row's turn, `turn` columns of it, are turn / 8 words, each of four pairs, one from every
+    quarter of the turn: word w has columns 2 * w and 2 * w + 1 of quarter j in the bits from 4 * j
+    on and from 4 * j + 16 on, so that one shift and a mask leave neighbours in the two halves.
+
+    words: int32 (out_features / 8, in_features), of eight rows each: the first 16 words of row
+    after row, then the next 16 and so on, so that what a warp loads at once, 64 bytes of each of
+    eight rows, lies together. headers: int32 (out_features / 8, turns, 8, 2 or 4), of each row's
+    turn: the zero of its first half in the low 16 bits of one word and that of its second in the
+    high ones; then both halves' scales, as float16 in one word, or, where those are not exactly
+    such numbers, as float32 in the third and the fourth. order: int64 (in_features,), which input
+    feature each column is of; None where they are in order.
     """
 
     dtypes = (torch.bfloat16, torch.float16)
 
     def __init__(
-        self,
-        words: torch.Tensor,
-        scales: torch.Tensor,
-        zeros: torch.Tensor,
-        order: torch.Tensor | None,
-        turn: int,
+        self, words: torch.Tensor, headers: torch.Tensor, order: torch.Tensor | None
     ) -> None:
         super().__init__()
-        self.out_features, self.in_features = words.shape[0], words.shape[1] * VALUES_PER_WORD
-        self.turn, self.group_size = turn, self.in_features // scales.shape[0]
-        self.words, self.scales, self.zeros = nn.Buffer(words), nn.Buffer(scales), nn.Buffer(zeros)
+        self.out_features, self.in_features = words.shape[0] * ROWS_TOGETHER, words.shape[1]
+        self.turn = self.in_features // headers.shape[1]
+        self.words, self.headers = nn.Buffer(words), nn.Buffer(headers)
         self.order: nn.Buffer | None = None if order is None else nn.Buffer(order)
 
     @classmethod
@@ -48,63 +51,74 @@ class Int4Groups(KeptWeight):
     ) -> Self | None:
         """values: int32 (rows, columns) in [0, 16); scales float32, zeros int32 in [0, 16]: (rows,
         groups); groups: int64 (columns,), each column's. None where products have no such sizes."""
-        columns, num_groups = values.shape[1], scales.shape[1]
-        turn = _turn_of(columns, columns // num_groups)
+        (rows, columns), num_groups = values.shape, scales.shape[1]
+        turn = _turn_of(rows, columns, columns // num_groups)
         if turn is None or not _are_even(groups, num_groups):
             return None
         order = groups.argsort(stable=True)
         is_in_order = torch.equal(order, torch.arange(columns, device=order.device))
         packed = _packed(values if is_in_order else values[:, order], turn)
-        return cls(
-            packed,
-            _narrow(scales.t().contiguous()),
-            _zeros_of_turns(zeros, turn, columns),
-            None if is_in_order else order,
-            turn,
-        )
+        halves = torch.arange(0, columns, turn // 2, device=zeros.device) * num_groups // columns
+        headers = _headers(zeros.to(torch.int32)[:, halves], scales[:, halves])
+        return cls(_together(packed, CHUNK_WORDS), headers, None if is_in_order else order)
 
     @classmethod
     def unread(cls, rows: int, columns: int, num_groups: int, has_order: bool) -> Self | None:
         """As of, from shapes alone: on the meta device, with scales of 16 bits."""
-        turn = _turn_of(columns, columns // num_groups)
+        turn = _turn_of(rows, columns, columns // num_groups)
         if turn is None:
             return None
-        words = torch.empty(rows, columns // VALUES_PER_WORD, dtype=torch.int32, device="meta")
-        scales = torch.empty(num_groups, rows, dtype=torch.float16, device="meta")
+        eights = rows // ROWS_TOGETHER
+        words = torch.empty(eights, columns, dtype=torch.int32, device="meta")
+        size = eights, columns // turn, ROWS_TOGETHER, HALF_HEADER
+        headers = torch.empty(size, dtype=torch.int32, device="meta")
         order = torch.empty(columns, dtype=torch.int64, device="meta") if has_order else None
-        zeros = torch.empty(columns // turn, rows, dtype=torch.int32, device="meta")
-        return cls(words, scales, zeros, order, turn)
+        return cls(words, headers, order)
 
     @classmethod
     def joined(cls, pieces: Sequence[Self]) -> Self | None:
         first = pieces[0]
         if not all(first._goes_with(piece) for piece in pieces):
             return None
-        return cls(
-            torch.cat([piece.words for piece in pieces]),
-            _narrow(torch.cat([piece.scales.float() for piece in pieces], 1)),
-            torch.cat([piece.zeros for piece in pieces], 1),
-            first.order,
-            first.turn,
-        )
+        headers = [piece.headers for piece in pieces]
+        if len({one.shape[-1] for one in headers}) > 1:
+            headers = [_headers(piece._zeros(), piece._scales(), FLOAT_HEADER) for piece in pieces]
+        return cls(torch.cat([piece.words for piece in pieces]), torch.cat(headers), first.order)
 
     def is_finite(self) -> bool:
-        return bool((self.scales.float() * (1 << _BITS)).isfinite().all())
+        return bool((self._scales() * (1 << _BITS)).isfinite().all())
 
     def dequantised(self) -> torch.Tensor:
-        by_turn = self.words.view(self.out_features, -1, 1, self.turn // VALUES_PER_WORD, 1)
-        values = by_turn >> pair_shifts(self.words.device) & 0xF
-        values = values.reshape(self.out_features, -1)
-        halves = torch.stack([self.zeros & 0xFFFF, self.zeros >> 16], dim=1).flatten(0, 1)
-        zeros = halves.t().float().repeat_interleave(self.turn // 2, 1)
-        scales = self.scales.t().float().repeat_interleave(self.group_size, 1)
-        matrix = (values - zeros) * scales
+        chunks = self.words.view(len(self.words), -1, ROWS_TOGETHER, CHUNK_WORDS)
+        words = chunks.transpose(1, 2).reshape(
+            self.out_features, -1, 1, self.turn // VALUES_PER_WORD, 1
+        )
+        values = words >> pair_shifts(self.words.device) & 0xF
+        halves = values.reshape(self.out_features, -1, self.turn // 2)
+        matrix = (halves - self._zeros().unsqueeze(2)) * self._scales().unsqueeze(2)
+        matrix = matrix.flatten(1)
         if self.order is None:
             return matrix
         return torch.empty_like(matrix).index_copy_(1, self.order, matrix)
 
+    def _zeros(self) -> torch.Tensor:
+        """int32 (out_features, halves of turns)."""
+        words = self._by_row()[:, :, 0]
+        return torch.stack([words & 0xFFFF, words >> 16], dim=2).flatten(1)
+
+    def _scales(self) -> torch.Tensor:
+        """float32 (out_features, halves of turns)."""
+        words = self._by_row()
+        if words.shape[2] == FLOAT_HEADER:
+            return words[:, :, 2:].contiguous().view(torch.float32).flatten(1)
+        return words[:, :, 1:].contiguous().view(torch.float16).float().flatten(1)
+
+    def _by_row(self) -> torch.Tensor:
+        """(out_features, turns, words of a header)."""
+        return self.headers.transpose(1, 2).flatten(0, 1)
+
     def _goes_with(self, other: Self) -> bool:
-        if (self.group_size, self.turn) != (other.group_size, other.turn):
+        if self.turn != other.turn:
             return False
         if self.order is None or other.order is None:
             return self.order is other.order
@@ -112,8 +126,10 @@ class Int4Groups(KeptWeight):
         return self.order.is_meta or torch.equal(self.order, other.order)
 
 
-def _turn_of(columns: int, group_size: int) -> int | None:
+def _turn_of(rows: int, columns: int, group_size: int) -> int | None:
     """The longest whose halves are each of one group, or None."""
+    if rows % ROWS_TOGETHER:
+        return None
     fitting = (turn for turn in _TURNS if columns % turn == 0 and group_size % (turn // 2) == 0)
     return next(fitting, None)
 
@@ -126,20 +142,32 @@ def _are_even(groups: torch.Tensor, num_groups: int) -> bool:
 
 
 def _packed(values: torch.Tensor, turn: int) -> torch.Tensor:
-    """(rows, columns) -> words as Int4Groups has them."""
+    """(rows, columns) -> each row's words, (rows, columns / 8)."""
     words = turn // VALUES_PER_WORD
     by_turn = values.to(torch.int32).view(len(values), -1, PAIRS_PER_WORD, words, 2)
     # No two values have a bit in common, so that their sum is their union, in 32 bits.
     packed = (by_turn << pair_shifts(values.device)).sum((2, 4), dtype=torch.int32)
-    return packed.flatten(1).contiguous()
+    return packed.flatten(1)
 
 
-def _zeros_of_turns(zeros: torch.Tensor, turn: int, columns: int) -> torch.Tensor:
-    """zeros: int32 (rows, groups) -> (turns, rows) as Int4Groups has them."""
-    group_size = columns // zeros.shape[1]
-    halves = torch.arange(0, columns, turn // 2, device=zeros.device) // group_size
-    low, high = zeros.t()[halves].to(torch.int32).view(-1, 2, len(zeros)).unbind(1)
-    return (low | high << 16).contiguous()
+def _together(words: torch.Tensor, num_words: int) -> torch.Tensor:
+    """(rows, n) -> (rows / 8, 8 * n): num_words of each of eight rows, then the next ones."""
+    by_row = words.view(-1, ROWS_TOGETHER, words.shape[1] // num_words, num_words)
+    return by_row.transpose(1, 2).flatten(1).contiguous()
+
+
+def _headers(zeros: torch.Tensor, scales: torch.Tensor, least: int = HALF_HEADER) -> torch.Tensor:
+    """Of zeros, int32, and scales, float32, both (rows, halves of turns). least: words of one."""
+    low, high = zeros.view(len(zeros), -1, 2).unbind(2)
+    half = scales.half()
+    if least == HALF_HEADER and torch.equal(half.float(), scales):
+        parts = [low | high << 16, half.contiguous().view(torch.int32)]
+    else:
+        first, second = scales.contiguous().view(torch.int32).view(len(zeros), -1, 2).unbind(2)
+        parts = [low | high << 16, torch.zeros_like(low), first, second]
+    by_row = torch.stack(parts, dim=2)
+    together = _together(by_row.flatten(1), len(parts))
+    return together.view(len(together), -1, ROWS_TOGETHER, len(parts))
 
 
 def pair_shifts(device: torch.device) -> torch.Tensor:
@@ -147,9 +175,3 @@ def pair_shifts(device: torch.device) -> torch.Tensor:
     pairs = torch.arange(0, _BITS * PAIRS_PER_WORD, _BITS, dtype=torch.int32, device=device)
     halves = torch.tensor([0, 16], dtype=torch.int32, device=device)
     return pairs.view(-1, 1, 1) + halves
-
-
-def _narrow(scales: torch.Tensor) -> torch.Tensor:
-    """In 16 bits where they are all exactly numbers of those, which on the meta device all are."""
-    half = scales.half()
-    return half if scales.is_meta or torch.equal(half.float(), scales) else scales

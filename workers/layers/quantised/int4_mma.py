@@ -15,7 +15,7 @@ import triton.language as tl
 
 from workers.layers.cuda.launch import begin_dependent, dependent_launch
 from workers.layers.gate import Gate
-from workers.layers.kept.int4 import Int4Groups
+from workers.layers.kept.int4 import ROWS_TOGETHER, Int4Groups
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.gemv import new_output
 from workers.layers.quantised.int4_turn_sums import multiply_turn, store_tile
@@ -55,11 +55,10 @@ def _run_multiply_held(  # noqa: PLR0913
 multiply_held = triton.jit(_run_multiply_held)
 
 
-def _int4_mma(  # noqa: PLR0913
+def _int4_mma(
     x: tl.tensor,
     words: tl.tensor,
-    scales: tl.tensor,
-    zeros: tl.tensor,
+    headers: tl.tensor,
     out: tl.tensor,
     shape: tl.constexpr,
     IS_GELU: tl.constexpr,  # noqa: N803
@@ -72,7 +71,7 @@ def _int4_mma(  # noqa: PLR0913
     last: tl.constexpr = shape.steps % shape.depth
     threads = tl.arange(0, 32 * shape.warps)
     turn = (tl.program_id(1) * shape.warps + threads // 32) * shape.steps
-    at = begin_block((words, scales, zeros), tl.program_id(0), turn, shape)
+    at = begin_block((words, headers), tl.program_id(0), turn, shape)
     held, totals = tl.tuple(()), tl.tuple(())
     nothing = tl.zeros((32 * shape.warps,), dtype=tl.float32)
     for _ in tl.static_range(2 * tiles):
@@ -118,14 +117,15 @@ def mma_shape(kept: Int4Groups, shape: SkinnyShape, is_gated: bool) -> MmaShape:
         rows=rows,
         columns=kept.in_features,
         turn=kept.turn,
-        halves=kept.group_size // (kept.turn // 2),
+        header_words=kept.headers.shape[-1],
         steps=steps,
         depth=-(-steps // num_batches),
         warps=warps,
         tiles=shape.block_rows // TILE_ROWS,
-        further=rows // 2 if is_gated else 1,
+        is_gated=is_gated,
+        further=rows // 2 if is_gated else ROWS_TOGETHER,
         last_row=rows // 2 - 1 if is_gated else rows - 1,
-        are_pairs=not is_gated and rows % shape.block_rows == 0,
+        is_whole=rows % shape.block_rows == 0,
         chains=shape.chains,
     )
 
@@ -170,8 +170,7 @@ def int4_mma(
     _int4_mma_kernel[(triton.cdiv(kept.out_features, shape.block_rows), shape.num_splits)](
         x,
         kept.words,
-        kept.scales,
-        kept.zeros,
+        kept.headers,
         out,
         **launch_options(x, shape, compiled_for, gate),
     )

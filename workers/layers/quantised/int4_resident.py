@@ -79,8 +79,7 @@ multiply_block = triton.jit(_run_multiply_block)
 def _int4_resident(  # noqa: PLR0913
     x: tl.tensor,
     words: tl.tensor,
-    scales: tl.tensor,
-    zeros: tl.tensor,
+    headers: tl.tensor,
     out: tl.tensor,
     num_blocks: tl.tensor,
     shape: tl.constexpr,
@@ -91,7 +90,7 @@ def _int4_resident(  # noqa: PLR0913
 ) -> None:
     """Programs have blocks, as many each but for one. AHEAD: blocks whose turns are held."""
     tiles: tl.constexpr = shape.tiles
-    weight = (words, scales, zeros)
+    weight = (words, headers)
     threads = tl.arange(0, 32 * shape.warps)
     turn = threads // 32 * shape.steps
     first = tl.program_id(0) * num_blocks // tl.num_programs(0)
@@ -143,8 +142,7 @@ def int4_resident(
     _int4_resident_kernel[(shape.programs,)](
         x,
         kept.words,
-        kept.scales,
-        kept.zeros,
+        kept.headers,
         out,
         triton.cdiv(kept.out_features, shape.block_rows),
         AHEAD=blocks_ahead(shape, compiled_for),

@@ -13,40 +13,26 @@ from workers.layers.gemm.configs import block_tokens
 from workers.layers.gemm.skinny import LINE_BYTES
 from workers.layers.kept.int4 import VALUES_PER_WORD, Int4Groups
 from workers.layers.new_tensor import NewTensor
+from workers.layers.quantised.int4_rows import load_header, row_headers, row_words, turn_words
 from workers.layers.quantised.int4_values import int4_values
 from workers.layers.quantised.prefetch import lines_within_budget
 from workers.layers.quantised.skinny_shape import SkinnyShape
 from workers.layers.quantised.tiles import store_parts
 
 _VALUES = tl.constexpr(VALUES_PER_WORD)
-
-
-def _run_half_scales(
-    scales_at: tl.tensor,
-    column: tl.tensor,
-    out_features: tl.tensor,
-    in_features: tl.tensor,
-    GROUP_SIZE: tl.constexpr,  # noqa: N803
-) -> tl.tensor:
-    """float32 (rows,), of the column's group; of the last one beyond it. scales_at: of group 0."""
-    group = tl.minimum(column, in_features - 1) // GROUP_SIZE
-    return tl.load(scales_at + group * out_features).to(tl.float32)
-
-
-half_scales = triton.jit(_run_half_scales)
+_LINE_WORDS = tl.constexpr(LINE_BYTES // 4)
 
 
 def _int4_skinny(  # noqa: PLR0913
     x: tl.tensor,
     words: tl.tensor,
-    scales: tl.tensor,
-    zeros: tl.tensor,
+    headers: tl.tensor,
     out: tl.tensor,
     num_tokens: tl.tensor,
     out_features: tl.tensor,
     in_features: tl.tensor,
     k_per_split: tl.tensor,
-    GROUP_SIZE: tl.constexpr,  # noqa: N803
+    HEADER_WORDS: tl.constexpr,  # noqa: N803
     TURN: tl.constexpr,  # noqa: N803
     BLOCK_TOKENS: tl.constexpr,  # noqa: N803
     BLOCK_ROWS: tl.constexpr,  # noqa: N803
@@ -61,32 +47,32 @@ def _int4_skinny(  # noqa: PLR0913
     split = tl.program_id(1)
     safe_rows = tl.minimum(rows, out_features - 1).to(tl.int64)
     first_k = split * k_per_split
-    row_starts = words + (safe_rows * in_features + first_k) // _VALUES
+    row_starts = row_words(words, safe_rows, in_features) + first_k
     if IS_DEPENDENT:
-        lines = tl.arange(0, NUM_LINES) * (LINE_BYTES // 4)
-        prefetch_lines((row_starts[:, None] + lines[None, :]).to(tl.int64))
-    # Scales of a turn are read in the one before, so that none waits for them.
-    scales_at = scales + safe_rows
-    low_scales = half_scales(scales_at, first_k, out_features, in_features, GROUP_SIZE)
-    high_scales = half_scales(scales_at, first_k + TURN // 2, out_features, in_features, GROUP_SIZE)
+        # Eight rows ask for eight lines in turn, of what they have together.
+        asked_from = words + safe_rows // 8 * in_features + first_k + safe_rows % 8 * _LINE_WORDS
+        lines = tl.arange(0, NUM_LINES) * (8 * _LINE_WORDS)
+        prefetch_lines((asked_from[:, None] + lines[None, :]).to(tl.int64))
+    # Headers of a turn are read in the one before, so that none waits for them.
+    headers_at = row_headers(headers, safe_rows, in_features // TURN, HEADER_WORDS)
+    header = load_header(headers_at + first_k // TURN * (8 * HEADER_WORDS), None, HEADER_WORDS)
     begin_dependent(IS_DEPENDENT)
     tokens = tl.program_id(2) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     is_token = tokens[:, None] < num_tokens
-    words_at = row_starts[:, None] + tl.arange(0, WORDS)[None, :]
+    words_at = row_starts[:, None] + turn_words(WORDS)[None, :]
     columns = first_k + tl.arange(0, QUARTER)
     inputs_at = x + tokens[:, None].to(tl.int64) * in_features + columns[None, :]
     total = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), dtype=tl.float32)
     for start in range(0, k_per_split, TURN):
-        packed = tl.load(words_at + start // _VALUES)
-        turn_zeros = tl.load(zeros + (first_k + start) // TURN * out_features + safe_rows)
+        packed = tl.load(words_at + start)
+        turn_zeros, low_scales, high_scales = header
         here = inputs_at + start
         first = tl.trans(tl.load(here, mask=is_token, other=0.0))
         second = tl.trans(tl.load(here + QUARTER, mask=is_token, other=0.0))
         third = tl.trans(tl.load(here + 2 * QUARTER, mask=is_token, other=0.0))
         fourth = tl.trans(tl.load(here + 3 * QUARTER, mask=is_token, other=0.0))
-        after = first_k + start + TURN
-        next_low = half_scales(scales_at, after, out_features, in_features, GROUP_SIZE)
-        next_high = half_scales(scales_at, after + TURN // 2, out_features, in_features, GROUP_SIZE)
+        after = tl.minimum(first_k + start + TURN, in_features - TURN) // TURN
+        next_header = load_header(headers_at + after * (8 * HEADER_WORDS), None, HEADER_WORDS)
         dtype: tl.constexpr = x.dtype.element_ty
         one, two = int4_values(packed, turn_zeros & 0xFFFF, dtype, 0, IS_PACKED)
         low = tl.dot(two, second, tl.dot(one, first))
@@ -94,7 +80,7 @@ def _int4_skinny(  # noqa: PLR0913
         three, four = int4_values(packed, turn_zeros >> 16, dtype, 1, IS_PACKED)
         high = tl.dot(four, fourth, tl.dot(three, third))
         total += high * high_scales[:, None]
-        low_scales, high_scales = next_low, next_high
+        header = next_header
     store_parts(out, total, split, tokens, rows, num_tokens, out_features)
 
 
@@ -118,14 +104,13 @@ def int4_skinny(
     _int4_skinny_kernel[(num_blocks, shape.num_splits, triton.cdiv(num_tokens, tokens))](
         x,
         kept.words,
-        kept.scales,
-        kept.zeros,
+        kept.headers,
         out,
         num_tokens,
         kept.out_features,
         in_features,
         k_per_split,
-        GROUP_SIZE=kept.group_size,
+        HEADER_WORDS=kept.headers.shape[-1],
         TURN=kept.turn,
         BLOCK_TOKENS=tokens,
         BLOCK_ROWS=shape.block_rows,

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from workers.layers.cuda.launch import begin_dependent, dependent_launch
 from workers.layers.kept.int4 import VALUES_PER_WORD, Int4Groups
+from workers.layers.quantised.int4_rows import load_header, row_headers, row_words, turn_words
 from workers.layers.quantised.int4_values import int4_values
 
 _VALUES = tl.constexpr(VALUES_PER_WORD)
@@ -14,12 +15,11 @@ _BLOCK_ROWS = 32
 
 def _int4_spread(  # noqa: PLR0913
     words: tl.tensor,
-    scales: tl.tensor,
-    zeros: tl.tensor,
+    headers: tl.tensor,
     out: tl.tensor,
     out_features: tl.tensor,
     in_features: tl.tensor,
-    GROUP_SIZE: tl.constexpr,  # noqa: N803
+    HEADER_WORDS: tl.constexpr,  # noqa: N803
     TURN: tl.constexpr,  # noqa: N803
     BLOCK_ROWS: tl.constexpr,  # noqa: N803
     IS_PACKED: tl.constexpr,  # noqa: N803
@@ -32,18 +32,14 @@ def _int4_spread(  # noqa: PLR0913
     rows = (tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)).to(tl.int64)
     is_row = rows < out_features
     start = tl.program_id(1) * TURN
-    lanes = tl.arange(0, WORDS)
-    words_at = (
-        words + rows[:, None] * (in_features // _VALUES) + (start // _VALUES + lanes)[None, :]
-    )
-    packed = tl.load(words_at, mask=is_row[:, None], other=0)
+    words_at = row_words(words, rows, in_features)[:, None] + turn_words(WORDS)[None, :]
+    packed = tl.load(words_at + start, mask=is_row[:, None], other=0)
     columns = start + tl.arange(0, QUARTER)
     target = out + rows[:, None] * in_features + columns[None, :]
-    low_at = start // GROUP_SIZE * out_features + rows
-    high_at = (start + TURN // 2) // GROUP_SIZE * out_features + rows
-    turn_zeros = tl.load(zeros + tl.program_id(1) * out_features + rows, mask=is_row, other=0)
-    low_scales = tl.load(scales + low_at, mask=is_row, other=0.0).to(tl.float32)
-    high_scales = tl.load(scales + high_at, mask=is_row, other=0.0).to(tl.float32)
+    headers_at = row_headers(headers, rows, in_features // TURN, HEADER_WORDS)
+    turn_zeros, low_scales, high_scales = load_header(
+        headers_at + tl.program_id(1) * (8 * HEADER_WORDS), is_row, HEADER_WORDS
+    )
     for half in tl.static_range(2):
         scale = high_scales if half else low_scales
         half_zeros = turn_zeros >> 16 if half else turn_zeros & 0xFFFF
@@ -65,12 +61,11 @@ def int4_spread(kept: Int4Groups, dtype: torch.dtype) -> torch.Tensor:
         (triton.cdiv(kept.out_features, _BLOCK_ROWS), kept.in_features // kept.turn)
     ](
         kept.words,
-        kept.scales,
-        kept.zeros,
+        kept.headers,
         out,
         kept.out_features,
         kept.in_features,
-        GROUP_SIZE=kept.group_size,
+        HEADER_WORDS=kept.headers.shape[-1],
         TURN=kept.turn,
         BLOCK_ROWS=_BLOCK_ROWS,
         IS_PACKED=out.is_cuda,

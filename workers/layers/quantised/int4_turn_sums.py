@@ -8,6 +8,7 @@ import triton.language as tl
 
 from workers.layers.quantised.gemv import store_rows
 from workers.layers.quantised.int4_fragments import row_sums, turn_sums, turn_zeros, whole
+from workers.layers.quantised.int4_rows import half_float
 from workers.layers.quantised.int4_turns import chunk_at
 
 
@@ -37,6 +38,17 @@ def _run_chained_sums(chains: tl.tensor, half: tl.constexpr, shape: tl.constexpr
 chained_sums = triton.jit(_run_chained_sums)
 
 
+def _run_header_scales(header: tl.tensor) -> tl.tensor:
+    """float32 (threads,), of a turn's halves. header: as load_header of int4_turns.py has it."""
+    if len(header) == 2:
+        return half_float(header[1], 0), half_float(header[1], 16)
+    else:  # noqa: RET505
+        return header[1].to(tl.float32, bitcast=True), header[2].to(tl.float32, bitcast=True)
+
+
+header_scales = triton.jit(_run_header_scales)
+
+
 def _run_multiply_turn(
     held: tl.tensor,
     x_at: tl.tensor,
@@ -59,7 +71,7 @@ def _run_multiply_turn(
         added = tl.tuple(())
         for tile in tl.static_range(tiles):
             own = held[tile]
-            zeros = turn_zeros(own[2 * chunks], own[2 * chunks + 1], dtype, IS_PACKED)
+            zeros = turn_zeros(own[2 * chunks][0], own[2 * chunks + 1][0], dtype, IS_PACKED)
             words = own[2 * chunk], own[2 * chunk + 1]
             chains = tl.tuple(())
             for chain in tl.static_range(num_chains):
@@ -72,11 +84,10 @@ def _run_multiply_turn(
         sums = added
     out = tl.tuple(())
     for tile in tl.static_range(tiles):
-        scales = held[tile][2 * chunks + 2 :]
         low, high = chained_sums(sums[tile], 0, shape), chained_sums(sums[tile], 1, shape)
         for row in tl.static_range(2):
-            total = totals[2 * tile + row] + low[row] * scales[row].to(tl.float32)
-            out = out + (total + high[row] * scales[2 + row].to(tl.float32),)
+            scales = header_scales(held[tile][2 * chunks + row])
+            out = out + (totals[2 * tile + row] + low[row] * scales[0] + high[row] * scales[1],)
     return out
 
 
@@ -95,9 +106,12 @@ def _run_store_tile(
     """first, second: float32 (threads,), what each warp's lanes have of their rows; the four lanes
     of a row have the same."""
     both = tl.reshape(tl.join(first, second), (shape.warps, 8, 4, 2))
-    total = tl.reshape(tl.sum(tl.sum(both, axis=2), axis=0), (16,)) * (whole(dtype) / 4)
-    features = shape.rows if shape.further == 1 else shape.further
-    store_rows(out, total, tile, tl.program_id(1), features, 16, shape.further > 1, IS_GELU)
+    rows = tl.sum(tl.sum(both, axis=2), axis=0)
+    if not shape.is_gated:
+        rows = tl.trans(rows)
+    total = tl.reshape(rows, (16,)) * (whole(dtype) / 4)
+    features = shape.further if shape.is_gated else shape.rows
+    store_rows(out, total, tile, tl.program_id(1), features, 16, shape.is_gated, IS_GELU)
 
 
 store_tile = triton.jit(_run_store_tile)

@@ -1,8 +1,9 @@
-"""Which words, zeros and scales of packed four-bit weights a lane of a tensor core product has, and
-loads of them into registers.
+"""Which words and headers of packed four-bit weights a lane of a tensor core product has, and loads
+of them into registers.
 
-A warp has 16 rows of the weight a tile, and a lane two of them: neighbours, or a gate's and its up
-projection's. Four lanes share a row: of each 128 columns a lane has 16 bytes. Multiplies nothing.
+A warp has 16 rows of the weight a tile, and a lane two of them: eight apart, or a gate's and its up
+projection's. Four lanes share a row: of each 128 columns a lane has 16 bytes, so that a warp loads
+512 that lie together, and a turn's headers are loaded once a row. Multiplies nothing.
 """
 
 from typing import NamedTuple
@@ -10,61 +11,61 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from workers.layers.kept.int4 import CHUNK_WORDS, ROWS_TOGETHER
+
 TILE_ROWS = 16
+_TOGETHER = tl.constexpr(ROWS_TOGETHER)
+_CHUNK = tl.constexpr(CHUNK_WORDS)
 
 
 class MmaShape(NamedTuple):
     """What the kernel is compiled for. rows, columns: of the weight. turn: columns that are packed
-    together. halves: halves of turns that have a scale. steps: turns of a warp, depth of which it
-    holds. tiles: of 16 rows, of each warp. further: rows from a lane's first row of a tile to its
-    second. last_row: of those that are a lane's first. are_pairs: a lane's rows are neighbours, and
-    all of them are there. chains: sums that 128 columns after 128 of a half turn are added to by
-    turns. Fields alone, which Triton reads as it compiles."""
+    together. header_words: of a row's turn. steps: turns of a warp, depth of which it holds. tiles:
+    of 16 rows, of each warp. is_gated: a lane's rows are a gate's and its up projection's. further:
+    rows from a lane's first row of a tile to its second. last_row: of those that are a lane's
+    first. is_whole: all rows of all tiles are there. chains: sums that 128 columns after 128 of a
+    half turn are added to by turns. Fields alone, which Triton reads as it compiles."""
 
     rows: int
     columns: int
     turn: int
-    halves: int
+    header_words: int
     steps: int
     depth: int
     warps: int
     tiles: int
+    is_gated: bool
     further: int
     last_row: int
-    are_pairs: bool
+    is_whole: bool
     chains: int
 
 
 def _run_begin(
-    words: tl.tensor,
-    scales: tl.tensor,
-    zeros: tl.tensor,
-    tile: tl.tensor,
-    turn: tl.tensor,
-    shape: tl.constexpr,
+    words: tl.tensor, headers: tl.tensor, tile: tl.tensor, turn: tl.tensor, shape: tl.constexpr
 ) -> tl.tensor:
-    """Where a lane's words of each of its rows lie, its zeros and its scales; and turn, (threads,):
-    the first that its warp has."""
+    """Where the words and headers of both of a lane's rows lie, of turn, (threads,), the first that
+    its warp has."""
     lanes = tl.arange(0, 32 * shape.warps) % 32
-    first = tile * 16 + lanes // 4 * 2
-    if shape.further > 1:
-        first = first // 2
+    tile_rows: tl.constexpr = _TOGETHER if shape.is_gated else 2 * _TOGETHER
+    first = tile * tile_rows + lanes // 4
     second = first + shape.further
-    if not shape.are_pairs:
+    if not shape.is_whole:
         first = tl.minimum(first, shape.last_row)
         second = tl.minimum(second, shape.rows - 1)
-    words_at = words + turn * (shape.turn // 8) + lanes % 4 * 4
-    row_words = shape.columns // 8
-    zeros_at = zeros + turn * shape.rows
-    scales_at = scales + turn * (2 * shape.rows) if shape.halves == 1 else scales
+    words_at = words + turn * shape.turn + lanes % 4 * 4
+    header_words: tl.constexpr = _TOGETHER * shape.header_words
+    headers_at = headers + turn * header_words
+    row_headers: tl.constexpr = shape.columns // shape.turn * header_words
     return (
-        words_at + first.to(tl.int64) * row_words,
-        words_at + second.to(tl.int64) * row_words,
-        zeros_at + first,
-        zeros_at + second,
-        scales_at + first,
-        scales_at + second,
-        turn,
+        words_at + first.to(tl.int64) // _TOGETHER * shape.columns + first % _TOGETHER * _CHUNK,
+        words_at + second.to(tl.int64) // _TOGETHER * shape.columns + second % _TOGETHER * _CHUNK,
+        headers_at
+        + first.to(tl.int64) // _TOGETHER * row_headers
+        + first % _TOGETHER * shape.header_words,
+        headers_at
+        + second.to(tl.int64) // _TOGETHER * row_headers
+        + second % _TOGETHER * shape.header_words,
     )
 
 
@@ -74,12 +75,12 @@ begin = triton.jit(_run_begin)
 def _run_begin_block(
     weight: tl.tensor, block: tl.tensor, turn: tl.tensor, shape: tl.constexpr
 ) -> tl.tensor:
-    """The same of each tile of a block of rows. weight: words, scales, zeros."""
+    """The same of each tile of a block of rows. weight: words, headers."""
     tiles: tl.constexpr = shape.tiles
     at = tl.tuple(())
     for tile in tl.static_range(tiles):
         row_tile = block * tiles + tile
-        at = at + (begin(weight[0], weight[1], weight[2], row_tile, turn, shape),)
+        at = at + (begin(weight[0], weight[1], row_tile, turn, shape),)
     return at
 
 
@@ -88,18 +89,9 @@ begin_block = triton.jit(_run_begin_block)
 
 def _run_advance(at: tl.tensor, shape: tl.constexpr) -> tl.tensor:
     """The same depth turns further on."""
-    words = shape.depth * (shape.turn // 8)
-    zeros = shape.depth * shape.rows
-    scales = 2 * shape.depth * shape.rows if shape.halves == 1 else 0
-    return (
-        at[0] + words,
-        at[1] + words,
-        at[2] + zeros,
-        at[3] + zeros,
-        at[4] + scales,
-        at[5] + scales,
-        at[6] + shape.depth,
-    )
+    words = shape.depth * shape.turn
+    headers = shape.depth * (_TOGETHER * shape.header_words)
+    return at[0] + words, at[1] + words, at[2] + headers, at[3] + headers
 
 
 advance = triton.jit(_run_advance)
@@ -126,46 +118,40 @@ def _run_load_words(at: tl.tensor, is_there: tl.tensor) -> tl.tensor:
 load_words = triton.jit(_run_load_words)
 
 
-def _run_row_pair(
-    first: tl.tensor,
-    second: tl.tensor,
-    is_there: tl.tensor,
-    ARE_PAIRS: tl.constexpr,  # noqa: N803
-) -> tl.tensor:
-    """What lies at both, by one load if they are neighbours. is_there: as load_words has it."""
-    if ARE_PAIRS:
-        pairs = first[:, None] + tl.arange(0, 2)[None, :]
+def _run_load_header(at: tl.tensor, is_there: tl.tensor, shape: tl.constexpr) -> tl.tensor:
+    """int32 (threads,): zeros, then both scales in one word, or in two. is_there: as load_words."""
+    if shape.header_words == 4:
+        four = load_words(at, is_there)
+        evens, odds = tl.split(tl.reshape(four, (four.shape[0], 2, 2)))
+        zeros, low = tl.split(evens)
+        _, high = tl.split(odds)
+        return zeros, low, high
+    else:  # noqa: RET505
+        pairs = at[:, None] + tl.arange(0, 2)[None, :]
         if is_there is None:
             return tl.split(tl.load(pairs))
         else:  # noqa: RET505
             return tl.split(tl.load(pairs, mask=is_there[:, None]))
-    else:
-        return tl.load(first, mask=is_there), tl.load(second, mask=is_there)
 
 
-row_pair = triton.jit(_run_row_pair)
+load_header = triton.jit(_run_load_header)
 
 
 def _run_load_turn(
     at: tl.tensor, step: tl.constexpr, is_there: tl.tensor, shape: tl.constexpr
 ) -> tl.tensor:
     """Of the turn that is step further on: words of both rows, 128 columns after 128, then both
-    rows' zeros, scales of its first half and of its second. is_there: as load_words has it."""
+    rows' headers. is_there: as load_words has it."""
     chunks: tl.constexpr = shape.turn // 128
     held = tl.tuple(())
     for chunk in tl.static_range(chunks):
-        place = step * (shape.turn // 8) + chunk * 16
+        place = step * shape.turn + chunk * 128
         first = load_words(at[0] + place, is_there)
         second = load_words(at[1] + place, is_there)
         held = held + (first, second)
-    zeros = step * shape.rows
-    held = held + row_pair(at[2] + zeros, at[3] + zeros, is_there, shape.are_pairs)
-    for half in tl.static_range(2):
-        if shape.halves == 1:
-            scales = (2 * step + half) * shape.rows
-        else:
-            scales = (2 * (at[6] + step) + half) // shape.halves * shape.rows
-        held = held + row_pair(at[4] + scales, at[5] + scales, is_there, shape.are_pairs)
+    headers = step * (_TOGETHER * shape.header_words)
+    for row in tl.static_range(2):
+        held = held + (load_header(at[2 + row] + headers, is_there, shape),)
     return held
 
 

@@ -34,6 +34,8 @@ TileTable = tuple[TileRule, ...]
 
 _WIDE = 16384
 """Output features that fill a GPU with programs, none of which shares input features out."""
+_BEYOND_ONE_WAVE = 4225
+"""Output features that are more blocks of 16 than two for each of an H200's multiprocessors."""
 
 # Blocks' turns are 128 columns, those of four bits what they are packed for.
 FP8_ROWS: TileTable = (
@@ -47,7 +49,8 @@ FP8_GATED: TileTable = (
     TileRule(1, GemvTiles(8, 1, 512, min_programs=1, num_stages=4, num_warps=2)),
 )
 INT4: TileTable = (
-    TileRule(1, MmaTiles(16, 1, 2048, min_programs=1, num_stages=7, num_warps=8)),
+    TileRule(1, MmaTiles(16, 1, 1024, 1, 4, num_warps=4, max_registers=128), _BEYOND_ONE_WAVE),
+    TileRule(1, MmaTiles(16, 1, 2048, 1, 2, num_warps=8, max_registers=128)),
     TileRule(16, SkinnyTiles(128, 16, 128, min_programs=132, num_stages=3, num_warps=4)),
     TileRule(64, SkinnyTiles(64, 64, 128, min_programs=132, num_stages=3, num_warps=4)),
     TileRule(192, SkinnyTiles(64, 64, 128, min_programs=132, num_stages=2, num_warps=4)),

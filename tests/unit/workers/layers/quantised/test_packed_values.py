@@ -70,15 +70,15 @@ def test_eight_bit_floats_are_themselves() -> None:
 def fragments_of(x, words, zeros, half):
     """Inputs of a product of 16 rows and a turn of 128 columns, as int4_mma's lanes have them.
 
-    x: (128,) of 16 bits; words: (16, 16), zeros: (16,) as Int4Groups has them."""
+    x: (128,) of 16 bits; words: (16, 16), zeros: (16,), each row's."""
     lanes = torch.arange(32)
-    rows, chunk = lanes // 4 * 2, lanes % 4
+    rows, chunk = lanes // 4, lanes % 4
     pairs = x.view(torch.int16).long() & 0xFFFF
     pairs = (pairs[::2] | pairs[1::2] << 16).view(4, 16)
-    own = [words[rows + further, 4 * chunk + n] for further in range(2) for n in range(4)]
+    own = [words[rows + further, 4 * chunk + n] for further in (0, 8) for n in range(4)]
     own += [pairs[quarter, 4 * chunk + n] for quarter in range(4) for n in range(4)]
     assembly = int4_fragments.zeros_assembly(half)
-    for further in range(2):
+    for further in (0, 8):
         both = run_integer_ptx(assembly, [zeros[rows + further]], 2)
         own += [one & 0xFFFFFFFF for one in both]
     return own
@@ -93,12 +93,13 @@ def test_tensor_cores_take_words_and_a_row_as_lanes_have_them(half) -> None:
     groups = torch.arange(128) // 64
     kept = Int4Groups.of(values, torch.ones(16, 2), zeros, groups)
     x = torch.randint(-128, 128, (128,)).to(dtype)
-    inputs = fragments_of(x, kept.words.long() & 0xFFFFFFFF, kept.zeros[0].long(), half)
+    words = kept.words.view(16, 16).long() & 0xFFFFFFFF
+    inputs = fragments_of(x, words, kept.headers[:, 0, :, 0].flatten().long(), half)
     before = [torch.randn(32, dtype=torch.float64) for _ in range(8)]
     made = run_product_ptx(int4_fragments.products_assembly(half), [*inputs, *before], 8)
     unit = 2.0**-half.unit
     want = (kept.dequantised().double() * x.double()).view(16, 2, 64).sum(2) * unit
-    rows = torch.arange(32) // 4 * 2
+    rows = torch.arange(32) // 4
     for place, (got, added) in enumerate(zip(made, before, strict=True)):
-        part, further = place // 4, place % 4 // 2
+        part, further = place // 4, place % 4 // 2 * 8
         assert torch.allclose(got - added, want[rows + further, part], rtol=0, atol=1e-9)
