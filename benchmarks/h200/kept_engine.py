@@ -31,8 +31,7 @@ from benchmarks.h200.workloads import LOWEST_TOKEN_ID, VOCAB_SIZE
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
 from workers.layers.quantised.int4_mma import mma_shape
-from workers.layers.quantised.int4_resident import blocks_ahead
-from workers.layers.quantised.skinny_shape import MmaTiles, ResidentShape, ResidentTiles
+from workers.layers.quantised.skinny_shape import MmaTiles
 from workers.layers.quantised.tile_table import TileRule, TileTable
 from workers.parallel.group import SingleRank
 from workers.runner.factory import make_model_runner
@@ -46,13 +45,8 @@ FEW_TOKENS, MANY_TOKENS = 16, 272
 REPEATS = 2
 
 
-KINDS = {one.__name__: one for one in (MmaTiles, ResidentTiles)}
-
-
-def tiles_of(kinds: Sequence[str]) -> list[MmaTiles]:
-    """kinds: some of KINDS."""
-    tried = one_row_worth_trying(FORMAT)
-    return [one for one in tried if isinstance(one, MmaTiles) and type(one).__name__ in kinds]
+def tiles_worth_trying() -> list[MmaTiles]:
+    return [one for one in one_row_worth_trying(FORMAT) if isinstance(one, MmaTiles)]
 
 
 def right_tiles(tried: Sequence[MmaTiles], groups: Sequence[str]) -> dict[str, list[MmaTiles]]:
@@ -155,8 +149,7 @@ def _compiled_for(product: Any, tiles: MmaTiles, is_gated: bool) -> Hashable:
     can_split = product._can_split and not is_gated
     shape = tiles.of(product._out_features, product.in_features, product._turn, 1, can_split)
     made = mma_shape(product._kept, shape, is_gated)
-    stays = (shape.programs, blocks_ahead(shape, made)) if isinstance(shape, ResidentShape) else ()
-    return made, shape.num_splits, shape.max_registers, stays
+    return made, shape.num_splits, shape.max_registers
 
 
 def _told(tiles: MmaTiles | None) -> str:
@@ -168,9 +161,8 @@ def main() -> None:
     default = Path("benchmarks/h200/models/llama-3.1-8b-gptq.json")
     parser.add_argument("config", type=Path, nargs="?", default=default)
     parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="of tiles")
     arguments = parser.parse_args()
-    tried = right_tiles(tiles_of(arguments.kinds), arguments.groups)
+    tried = right_tiles(tiles_worth_trying(), arguments.groups)
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(arguments.config, Path(folder) / "config.json")
         engine = TunedEngine(folder)

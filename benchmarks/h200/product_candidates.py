@@ -5,7 +5,6 @@ from workers.layers.quantised.skinny_shape import (
     GemvTiles,
     MappedSkinnyTiles,
     MmaTiles,
-    ResidentTiles,
     RoundedSkinnyTiles,
     SkinnyTiles,
 )
@@ -68,26 +67,21 @@ _FP8_GEMVS = (
 _INT4_SKINNY_ONE_ROW = ((16, 1056, 4, 1),)
 """(rows, least programs, stages, warps)."""
 _INT4_MMAS = (
+    (16, 2048, 1, 2, 80, 1),
+    (16, 2048, 1, 2, 80, 2),
+    (16, 2048, 1, 2, 128, 1),
+    (16, 2048, 1, 2, 128, 2),
+    (16, 2048, 1, 3, 128, 2),
+    (16, 2048, 1, 4, 128, 2),
+    (16, 2048, 1, 7, None, 2),
     (16, 1024, 1, 4, 128, 1),
     (16, 1024, 1, 4, None, 1),
+    (16, 1024, 1, 4, None, 2),
     (16, 1024, 1, 2, 96, 1),
-    (16, 1024, 1, 2, 80, 1),
-    (16, 512, 1, 4, 144, 1),
     (32, 1024, 1, 2, None, 1),
-    (32, 2048, 1, 2, 128, 1),
-    (16, 2048, 1, 2, 80, 1),
-    (16, 2048, 1, 2, 128, 1),
-    (16, 2048, 1, 4, 128, 1),
-    (16, 2048, 1, 7, None, 1),
+    (16, 512, 1024, 4, 144, 1),
 )
 """(rows, columns of the program's warps, least programs, turns of a warp, registers, chains)."""
-_INT4_RESIDENTS = (
-    (16, 2048, 2, 128, 1, 264),
-    (16, 2048, 2, None, 2, 264),
-    (16, 4096, 2, 128, 2, 132),
-    (16, 1024, 4, None, 1, 396),
-)
-"""(rows, columns of the program's warps, turns of a warp, registers, chains, programs)."""
 _WARP_COLUMNS = 256
 
 
@@ -98,10 +92,6 @@ def one_row_worth_trying(name: str) -> list[SkinnyTiles]:
         mmas = [
             MmaTiles(r, 1, k, p, s, k // _WARP_COLUMNS, m, c) for r, k, p, s, m, c in _INT4_MMAS
         ]
-        residents = [
-            ResidentTiles(r, 1, k, 1, s, k // _WARP_COLUMNS, m, c, p)
-            for r, k, s, m, c, p in _INT4_RESIDENTS
-        ]
-        return [*skinny, *mmas, *residents]
+        return [*skinny, *mmas]
     rounded = [RoundedSkinnyTiles(r, 16, k, p, s, w) for r, k, p, s, w in _ROUNDED_ONE_ROW]
     return [*rounded, *(GemvTiles(r, 1, k, p, s, w) for r, k, p, s, w in _FP8_GEMVS)]

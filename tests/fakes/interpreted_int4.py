@@ -4,29 +4,20 @@ those of other forms.
 To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 """
 
-from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch.nn.functional import gelu, silu
-from triton.runtime import interpreter
 
 from tests.fakes.interpreted_quantised import check_close, check_gemv_of_no_numbers
 from workers.layers.formats.grouped import GroupedWeight
 from workers.layers.kept.int4 import Int4Groups
-from workers.layers.quantised import int4_products
 from workers.layers.quantised.int4_mma import int4_mma
 from workers.layers.quantised.int4_products import Int4Product
-from workers.layers.quantised.int4_resident import int4_resident
 from workers.layers.quantised.int4_skinny import int4_skinny
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.product import KeptGatedProduct
-from workers.layers.quantised.skinny_shape import (
-    MmaTiles,
-    ResidentShape,
-    ResidentTiles,
-    SkinnyShape,
-)
+from workers.layers.quantised.skinny_shape import MmaTiles, SkinnyShape
 from workers.layers.quantised.tile_table import TileRule
 
 
@@ -57,22 +48,21 @@ def check_int4(weight, num_tokens, num_splits):
 def check_int4_mma(weight, shape, dtype):
     """x has numbers of sizes four powers of ten apart; parts are float32."""
     kept = Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
-    multiply = int4_resident if isinstance(shape, ResidentShape) else int4_mma
     bound = 1e-5 if shape.num_splits > 1 else 5e-3
     x = (torch.randn(1, kept.in_features) * torch.logspace(-2, 2, kept.in_features)).to(dtype)
     want = x.double() @ weight.dequantised().double().t()
     ordered = x if kept.order is None else x.index_select(1, kept.order)
-    out = multiply(ordered, kept, shape)
+    out = int4_mma(ordered, kept, shape)
     assert out.shape == (shape.num_splits, 1, kept.out_features)
     assert out.dtype == (dtype if shape.num_splits == 1 else torch.float32)
     check_close(out.double().sum(0), want, bound)
-    check_gemv_of_no_numbers(lambda x, *_: multiply(x, kept, shape), ordered, shape)
+    check_gemv_of_no_numbers(lambda x, *_: int4_mma(x, kept, shape), ordered, shape)
     if shape.num_splits == 1:
         x = torch.randn(1, kept.in_features).to(dtype)
         ordered = x if kept.order is None else x.index_select(1, kept.order)
         gate, up = (x.double() @ weight.dequantised().double().t()).chunk(2, dim=1)
         for name, bent in (("silu", silu), ("gelu_tanh", partial(gelu, approximate="tanh"))):
-            activated = multiply(ordered, kept, shape, gate=name)
+            activated = int4_mma(ordered, kept, shape, gate=name)
             assert activated.shape == (1, 1, kept.out_features // 2)
             check_close(activated[0], bent(gate) * up, 2e-2)
 
@@ -92,36 +82,6 @@ def check_int4_mmas():
     check_int4_mma(int4_weight(16, 384, 64, True), SkinnyShape(16, 1, 128, 1, 2, 1, None, 2), bf16)
 
 
-def check_int4_residents():
-    """Programs of two blocks and of three, held one at a time, two and more than there are; rows
-    that end within a block, of pairs, too; one tile and two; a program for each block."""
-    bf16, fp16 = torch.bfloat16, torch.float16
-
-    def check(rows, columns, group_size, dtype, *shape, chains, programs):
-        made = ResidentShape(*shape, chains=chains, programs=programs)
-        check_int4_mma(int4_weight(rows, columns, group_size, False), made, dtype)
-
-    check(80, 1024, 128, bf16, 16, 1, 512, 1, 2, 2, chains=1, programs=2)
-    check(72, 1024, 128, bf16, 16, 1, 512, 1, 4, 2, chains=2, programs=2)
-    check(104, 1024, 1024, fp16, 32, 1, 512, 1, 2, 2, chains=2, programs=3)
-    check(56, 384, 64, bf16, 16, 1, 128, 1, 6, 1, chains=2, programs=1)
-    check(48, 512, 256, bf16, 16, 1, 256, 1, 6, 1, chains=1, programs=3)
-    with programs_reversed():
-        check(96, 1024, 128, bf16, 16, 1, 512, 1, 4, 2, chains=1, programs=2)
-
-
-@contextmanager
-def programs_reversed():
-    """The last one runs first, as it may: what one writes to another's place is seen then."""
-    builder = interpreter.interpreter_builder
-    begin = builder.set_grid_idx
-    builder.set_grid_idx = lambda x, y, z: begin(builder.grid_dim[0] - 1 - x, y, z)
-    try:
-        yield
-    finally:
-        builder.set_grid_idx = begin
-
-
 def check_mma_tiles():
     """Products by a table that has them, gated ones, too."""
     weight = int4_weight(64, 1024, 128, True)
@@ -130,20 +90,6 @@ def check_mma_tiles():
     product = Int4Product(kept, True, table, table)
     x = torch.randn(1, 1024).bfloat16()
     want = x.double() @ weight.dequantised().double().t()
-    residents = ResidentTiles(16, 1, 512, 1, num_stages=2, num_warps=2, programs=2)
-    stays = Int4Product(kept, True, (TileRule(1, residents),), (TileRule(1, residents),))
-    took, multiply = [], int4_products.int4_resident
-
-    def noted(x, kept, shape, *others):
-        took.append(type(shape))
-        return multiply(x, kept, shape, *others)
-
-    int4_products.int4_resident = noted
-    check_close(stays(x)[0], want, 5e-3)
-    gated = [KeptGatedProduct(one, "silu")(x) for one in (product, stays)]
-    assert torch.equal(*gated)
-    assert took == [ResidentShape] * 2
-    int4_products.int4_resident = multiply
     parts = product(x)
     assert parts.shape == (2, 1, 64)
     check_close(parts.double().sum(0), want, 1e-5)
@@ -172,6 +118,5 @@ if __name__ == "__main__":
     check_int4(int4_weight(40, 384, 128, False, has_half_scales=False), 3, 1)
     check_int4(int4_weight(40, 512, 256, has_order=False), 19, 1)
     check_int4_mmas()
-    check_int4_residents()
     check_mma_tiles()
     print("all equal")

@@ -16,13 +16,12 @@ from workers.layers.quantised import (
     fp8_rounded,
     fp8_rounding,
     int4_mma,
-    int4_resident,
     int4_skinny,
     int4_spread,
     tile_table,
 )
 from workers.layers.quantised import expert_gemm as quantised_experts
-from workers.layers.quantised.skinny_shape import GemvTiles, MappedSkinnyTiles, ResidentShape
+from workers.layers.quantised.skinny_shape import GemvTiles, MappedSkinnyTiles
 
 _INT4_TABLES = tile_table.INT4, tile_table.INT4_GATED
 
@@ -97,10 +96,6 @@ def int4_mma_variant(tiles, is_gated, is_half, rows=28672, columns=4096):
     compiled_for = int4_mma.mma_shape(kept, shape, is_gated)
     constants = {"shape": compiled_for, "IS_GELU": False, "IS_PACKED": True}
     options = {"num_warps": compiled_for.warps, "maxnreg": tiles.max_registers}
-    if isinstance(shape, ResidentShape):
-        constants["AHEAD"] = int4_resident.blocks_ahead(shape, compiled_for)
-        types["num_blocks"] = "i32"
-        return Variant(int4_resident._int4_resident_kernel, types, constants, options)
     return Variant(int4_mma._int4_mma_kernel, types, constants, options)
 
 

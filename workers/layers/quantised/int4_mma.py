@@ -48,7 +48,7 @@ def _run_multiply_held(  # noqa: PLR0913
         place = x_at + step * (shape.turn // 2)
         totals = multiply_turn(held[step], place, totals, dtype, shape, IS_PACKED)
         if step < NEXT:
-            following = following + (load_tiles(at, COUNT + step, None, shape),)
+            following = following + (load_tiles(at, COUNT + step, shape),)
     return totals, following
 
 
@@ -77,7 +77,7 @@ def _int4_mma(
     for _ in tl.static_range(2 * tiles):
         totals = totals + (nothing,)
     for step in tl.static_range(depth):
-        held = held + (load_tiles(at, step, None, shape),)
+        held = held + (load_tiles(at, step, shape),)
     begin_dependent(IS_DEPENDENT)
     dtype: tl.constexpr = x.dtype.element_ty
     pairs = x.to(tl.pointer_type(tl.int32), bitcast=True)
@@ -130,7 +130,7 @@ def mma_shape(kept: Int4Groups, shape: SkinnyShape, is_gated: bool) -> MmaShape:
     )
 
 
-def check_alignment(x: torch.Tensor, kept: Int4Groups) -> None:
+def _check_alignment(x: torch.Tensor, kept: Int4Groups) -> None:
     """Raises ValueError for x and words that do not begin at a multiple of 16 bytes: Triton would
     give a thread fewer of a row's numbers."""
     if any(tensor.data_ptr() % ALIGNMENT_BYTES for tensor in (x, kept.words)):
@@ -163,8 +163,8 @@ def int4_mma(
     """x (1, in_features) of 16 bits, its columns as kept has them, contiguous -> (shape.num_splits,
     1, out_features); with a gate the activation, (1, 1, out_features / 2), of a weight that is gate
     over up. One split has x's dtype, several are float32: their sum is the product. shape.block_k:
-    a turn for each warp. Raises ValueError as new_output and check_alignment do."""
-    check_alignment(x, kept)
+    a turn for each warp. Raises ValueError as new_output and _check_alignment do."""
+    _check_alignment(x, kept)
     out = new_output(x, kept.out_features, shape, gate, new)
     compiled_for = mma_shape(kept, shape, gate is not None)
     _int4_mma_kernel[(triton.cdiv(kept.out_features, shape.block_rows), shape.num_splits)](

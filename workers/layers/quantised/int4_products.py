@@ -9,16 +9,10 @@ from workers.layers.kept.int4 import Int4Groups
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised import tile_table
 from workers.layers.quantised.int4_mma import ALIGNMENT_BYTES, int4_mma
-from workers.layers.quantised.int4_resident import int4_resident
 from workers.layers.quantised.int4_skinny import int4_skinny
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.product import KeptProduct
-from workers.layers.quantised.skinny_shape import (
-    GemvTiles,
-    ResidentShape,
-    SkinnyShape,
-    SkinnyTiles,
-)
+from workers.layers.quantised.skinny_shape import GemvTiles, SkinnyShape, SkinnyTiles
 
 
 class Int4Product(KeptProduct):
@@ -54,8 +48,6 @@ class Int4Product(KeptProduct):
     def _of_one(
         self, new: NewTensor, x: torch.Tensor, shape: SkinnyShape, gate: Gate | None
     ) -> torch.Tensor:
-        if isinstance(shape, ResidentShape):
-            return int4_resident(_aligned(x), self._kept, shape, new, gate)
         return int4_mma(_aligned(x), self._kept, shape, new, gate)
 
     def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:

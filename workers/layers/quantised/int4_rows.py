@@ -52,22 +52,21 @@ def _run_half_float(word: tl.tensor, SHIFT: tl.constexpr) -> tl.tensor:  # noqa:
 half_float = triton.jit(_run_half_float)
 
 
-def _run_load_header(
+def _run_load_scales(
     at: tl.tensor,
     is_row: tl.tensor,
     HEADER_WORDS: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
-    """Zeros of both halves of a turn, int32 (rows,), and each half's scales, float32 (rows,).
+    """Of both halves of a turn, float32 (rows,). at: of the headers, whose first words are zeros.
 
     is_row: (rows,), of the others they are whatever there was; or None where all are.
     """
-    zeros = tl.load(at, mask=is_row)
     if HEADER_WORDS == 4:
         low = tl.load(at + 2, mask=is_row).to(tl.float32, bitcast=True)
-        return zeros, low, tl.load(at + 3, mask=is_row).to(tl.float32, bitcast=True)
+        return low, tl.load(at + 3, mask=is_row).to(tl.float32, bitcast=True)
     else:  # noqa: RET505 - Triton takes one of branches that all return
         both = tl.load(at + 1, mask=is_row)
-        return zeros, half_float(both, 0), half_float(both, 16)
+        return half_float(both, 0), half_float(both, 16)
 
 
-load_header = triton.jit(_run_load_header)
+load_scales = triton.jit(_run_load_scales)

@@ -1,6 +1,6 @@
 """A turn of four-bit weights in registers times a row of x, and a block's sums over warps.
 
-What the kernels of int4_mma.py and int4_resident.py have in common. Loads no weight.
+Loads no weight.
 """
 
 import triton

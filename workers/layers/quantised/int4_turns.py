@@ -106,65 +106,53 @@ def _run_chunk(at: tl.tensor) -> tl.tensor:
 chunk_at = triton.jit(_run_chunk)
 
 
-def _run_load_words(at: tl.tensor, is_there: tl.tensor) -> tl.tensor:
-    """Four from each of at, which no other program reads. is_there: (threads,), or None where all
-    are; of the others it is whatever there was."""
-    if is_there is None:
-        return tl.load(chunk_at(at), eviction_policy="evict_first")
-    else:  # noqa: RET505 - Triton takes one of branches that all return
-        return tl.load(chunk_at(at), mask=is_there[:, None], eviction_policy="evict_first")
+def _run_load_words(at: tl.tensor) -> tl.tensor:
+    """Four from each of at, which no other program reads."""
+    return tl.load(chunk_at(at), eviction_policy="evict_first")
 
 
 load_words = triton.jit(_run_load_words)
 
 
-def _run_load_header(at: tl.tensor, is_there: tl.tensor, shape: tl.constexpr) -> tl.tensor:
-    """int32 (threads,): zeros, then both scales in one word, or in two. is_there: as load_words."""
+def _run_load_header(at: tl.tensor, shape: tl.constexpr) -> tl.tensor:
+    """int32 (threads,): zeros, then both scales in one word, or in two."""
     if shape.header_words == 4:
-        four = load_words(at, is_there)
+        four = load_words(at)
         evens, odds = tl.split(tl.reshape(four, (four.shape[0], 2, 2)))
         zeros, low = tl.split(evens)
         _, high = tl.split(odds)
         return zeros, low, high
-    else:  # noqa: RET505
-        pairs = at[:, None] + tl.arange(0, 2)[None, :]
-        if is_there is None:
-            return tl.split(tl.load(pairs))
-        else:  # noqa: RET505
-            return tl.split(tl.load(pairs, mask=is_there[:, None]))
+    else:  # noqa: RET505 - Triton takes one of branches that all return
+        return tl.split(tl.load(at[:, None] + tl.arange(0, 2)[None, :]))
 
 
 load_header = triton.jit(_run_load_header)
 
 
-def _run_load_turn(
-    at: tl.tensor, step: tl.constexpr, is_there: tl.tensor, shape: tl.constexpr
-) -> tl.tensor:
+def _run_load_turn(at: tl.tensor, step: tl.constexpr, shape: tl.constexpr) -> tl.tensor:
     """Of the turn that is step further on: words of both rows, 128 columns after 128, then both
-    rows' headers. is_there: as load_words has it."""
+    rows' headers."""
     chunks: tl.constexpr = shape.turn // 128
     held = tl.tuple(())
     for chunk in tl.static_range(chunks):
         place = step * shape.turn + chunk * 128
-        first = load_words(at[0] + place, is_there)
-        second = load_words(at[1] + place, is_there)
+        first = load_words(at[0] + place)
+        second = load_words(at[1] + place)
         held = held + (first, second)
     headers = step * (_TOGETHER * shape.header_words)
     for row in tl.static_range(2):
-        held = held + (load_header(at[2 + row] + headers, is_there, shape),)
+        held = held + (load_header(at[2 + row] + headers, shape),)
     return held
 
 
 load_turn = triton.jit(_run_load_turn)
 
 
-def _run_load_tiles(
-    at: tl.tensor, step: tl.constexpr, is_there: tl.tensor, shape: tl.constexpr
-) -> tl.tensor:
+def _run_load_tiles(at: tl.tensor, step: tl.constexpr, shape: tl.constexpr) -> tl.tensor:
     tiles: tl.constexpr = shape.tiles
     held = tl.tuple(())
     for tile in tl.static_range(tiles):
-        held = held + (load_turn(at[tile], step, is_there, shape),)
+        held = held + (load_turn(at[tile], step, shape),)
     return held
 
 

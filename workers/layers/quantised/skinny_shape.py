@@ -1,6 +1,6 @@
 """Tiles of the kernels for few rows, from a matrix's sizes. Measures nothing."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 _MAX_SPLITS = 8
@@ -79,27 +79,6 @@ class MmaTiles(GemvTiles):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ResidentTiles(MmaTiles):
-    """The same by programs that stay on their multiprocessor, which all of them share out blocks of
-    rows: a block's turns are asked for while the one before is multiplied. num_stages: turns that a
-    warp holds at once, of one block or several. programs: of all multiprocessors. Input features
-    are not shared out. Where a block's turns are not held at once, or there are no more blocks than
-    programs, it is MmaTiles' kernel."""
-
-    programs: int = 1
-
-    def of(
-        self, out_features: int, in_features: int, turn: int, num_rows: int, can_split: bool
-    ) -> "SkinnyShape":
-        shape = MmaTiles.of(self, out_features, in_features, turn, num_rows, can_split=False)
-        steps = in_features // shape.block_k
-        if steps > self.num_stages or out_features <= self.programs * self.block_rows:
-            return shape
-        own = {one.name: getattr(shape, one.name) for one in fields(shape)}
-        return ResidentShape(**own, programs=self.programs)
-
-
 class RoundedSkinnyTiles(SkinnyTiles):
     """The same where x is rounded inside the kernel, and tensor cores take weights as they lie.
     block_k is what a scale of x stands for, too; with scales of blocks block_rows divides 128."""
@@ -126,10 +105,3 @@ class SkinnyShape:
     num_warps: int
     max_registers: int | None = None
     chains: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ResidentShape(SkinnyShape):
-    """The same of ResidentTiles. programs: fewer than blocks of rows."""
-
-    programs: int = 1

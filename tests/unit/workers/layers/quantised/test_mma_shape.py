@@ -8,13 +8,7 @@ pytest.importorskip("triton", reason="comes with torch for CUDA only")
 from benchmarks.h200.product_candidates import one_row_worth_trying
 from workers.layers.kept.int4 import Int4Groups
 from workers.layers.quantised.int4_mma import int4_mma, mma_shape
-from workers.layers.quantised.int4_resident import blocks_ahead, int4_resident
-from workers.layers.quantised.skinny_shape import (
-    MmaTiles,
-    ResidentShape,
-    ResidentTiles,
-    SkinnyShape,
-)
+from workers.layers.quantised.skinny_shape import MmaTiles, SkinnyShape
 
 TILES = [one for one in one_row_worth_trying("int4") if isinstance(one, MmaTiles)]
 SIZES = [(6144, 4096), (28672, 4096), (4096, 14336), (3584, 18944), (1024, 384), (40, 128)]
@@ -53,17 +47,3 @@ def test_what_is_loaded_by_sixteen_bytes_begins_there() -> None:
     x = torch.zeros(1, 257, dtype=torch.bfloat16)[:, 1:]
     with pytest.raises(ValueError, match="16 bytes"):
         int4_mma(x, kept, SkinnyShape(16, 1, 256, 1, 1, 1))
-    with pytest.raises(ValueError, match="16 bytes"):
-        int4_resident(x, kept, ResidentShape(16, 1, 256, 1, 1, 1))
-    with pytest.raises(ValueError, match="2 splits"):
-        int4_resident(x, kept, ResidentShape(16, 1, 128, 2, 1, 1))
-
-
-def test_programs_stay_where_there_are_more_blocks_and_a_warp_holds_one() -> None:
-    tiles = ResidentTiles(16, 1, 2048, 4096, 4, 8, max_registers=96, chains=2, programs=264)
-    stays = tiles.of(28672, 4096, 256, 1, can_split=True)
-    assert stays == ResidentShape(16, 1, 2048, 1, 4, 8, 96, chains=2, programs=264)
-    kept = Int4Groups.unread(28672, 4096, 32, has_order=False)
-    assert blocks_ahead(stays, mma_shape(kept, stays, is_gated=True)) == 2
-    for rows, columns in ((264 * 16, 4096), (28672, 10240)):
-        assert type(tiles.of(rows, columns, 256, 1, can_split=True)) is SkinnyShape
