@@ -80,7 +80,7 @@ class Int4Groups(KeptWeight):
         first = pieces[0]
         if not all(first._goes_with(piece) for piece in pieces):
             return None
-        headers = [piece.headers for piece in pieces]
+        headers: list[torch.Tensor] = [piece.headers for piece in pieces]
         if len({one.shape[-1] for one in headers}) > 1:
             headers = [_headers(piece._zeros(), piece._scales(), FLOAT_HEADER) for piece in pieces]
         return cls(torch.cat([piece.words for piece in pieces]), torch.cat(headers), first.order)

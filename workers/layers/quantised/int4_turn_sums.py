@@ -94,22 +94,30 @@ def _run_multiply_turn(
 multiply_turn = triton.jit(_run_multiply_turn)
 
 
-def _run_store_tile(
-    out: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    tile: tl.tensor,
-    dtype: tl.constexpr,
-    shape: tl.constexpr,
-    IS_GELU: tl.constexpr,  # noqa: N803
-) -> None:
-    """first, second: float32 (threads,), what each warp's lanes have of their rows; the four lanes
-    of a row have the same."""
+def _run_tile_sums(
+    first: tl.tensor, second: tl.tensor, dtype: tl.constexpr, shape: tl.constexpr
+) -> tl.tensor:
+    """float32 (16,), of a tile's rows in their order; where they are gated, each gate's and its up
+    projection's. first, second: float32 (threads,), what each warp's lanes have of their rows; the
+    four lanes of a row have the same."""
     both = tl.reshape(tl.join(first, second), (shape.warps, 8, 4, 2))
     rows = tl.sum(tl.sum(both, axis=2), axis=0)
     if not shape.is_gated:
         rows = tl.trans(rows)
-    total = tl.reshape(rows, (16,)) * (whole(dtype) / 4)
+    return tl.reshape(rows, (16,)) * (whole(dtype) / 4)
+
+
+tile_sums = triton.jit(_run_tile_sums)
+
+
+def _run_store_tile(
+    out: tl.tensor,
+    total: tl.tensor,
+    tile: tl.tensor,
+    shape: tl.constexpr,
+    IS_GELU: tl.constexpr,  # noqa: N803
+) -> None:
+    """total: as tile_sums has it."""
     features = shape.further if shape.is_gated else shape.rows
     store_rows(out, total, tile, tl.program_id(1), features, 16, shape.is_gated, IS_GELU)
 

@@ -43,7 +43,7 @@ class KeptProduct(ABC):
         tiles = tiles_for(self._table, x.shape[0], self._out_features)
         if tiles is None:
             return self._of_many(new, x)
-        return self._of_few(new, x, tiles, self._shape(tiles, x, self._can_split))
+        return self._of_few(new, x, tiles, self._shape(tiles, x.shape[0], self._can_split))
 
     def gated(self, x: torch.Tensor, gate: Gate) -> torch.Tensor:
         """gate(x @ gate.T) * (x @ up.T) -> (n, width), the weight being gate over up: by one kernel
@@ -51,10 +51,10 @@ class KeptProduct(ABC):
         tiles = tiles_for(self._gated_table, x.shape[0], self._out_features)
         if tiles is None:
             return gate_and_mul(self(x), x.dtype, gate)
-        return self._gated_of_few(x, self._shape(tiles, x, can_split=False), gate)[0]
+        return self._gated_of_few(x, self._shape(tiles, x.shape[0], can_split=False), gate)[0]
 
-    def _shape(self, tiles: SkinnyTiles, x: torch.Tensor, can_split: bool) -> SkinnyShape:
-        return tiles.of(self._out_features, self.in_features, self._turn, x.shape[0], can_split)
+    def _shape(self, tiles: SkinnyTiles, num_rows: int, can_split: bool) -> SkinnyShape:
+        return tiles.of(self._out_features, self.in_features, self._turn, num_rows, can_split)
 
     @abstractmethod
     def _of_few(
@@ -75,11 +75,11 @@ class KeptGatedProduct:
     """gate(x @ gate.T) * (x @ up.T) -> (n, width), the product's weight being gate over up."""
 
     def __init__(self, product: KeptProduct, gate: Gate) -> None:
-        self._product, self._gate = product, gate
+        self.product, self.gate = product, gate
 
     @property
     def in_features(self) -> int:
-        return self._product.in_features
+        return self.product.in_features
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._product.gated(x, self._gate)
+        return self.product.gated(x, self.gate)

@@ -22,11 +22,14 @@ from workers.layers.quantised.skinny_shape import (
 @dataclass(frozen=True, slots=True)
 class TileRule:
     """Of products with up to max_rows rows of x and at least min_out_features output features.
-    tiles: their class says by which kernel; None is the way of many rows."""
+    tiles: their class says by which kernel; None is the way of many rows. folds_norm: of a gated
+    block's one row, whether the norm before it is a part of both its neighbours (folded_norm.py),
+    if there are kernels for it."""
 
     max_rows: int
     tiles: SkinnyTiles | None
     min_out_features: int = 0
+    folds_norm: bool = False
 
 
 TileTable = tuple[TileRule, ...]
@@ -62,13 +65,21 @@ INT4_GATED: TileTable = (
 holds one kernel makes the activation. They have GemvTiles alone."""
 
 
-def tiles_for(table: TileTable, num_rows: int, out_features: int) -> SkinnyTiles | None:
-    """None: the way of many rows."""
+_ELSE = TileRule(0, None)
+
+
+def rule_for(table: TileTable, num_rows: int, out_features: int) -> TileRule:
+    """Where none holds, one without tiles."""
     return next(
         (
-            rule.tiles
+            rule
             for rule in table
             if num_rows <= rule.max_rows and out_features >= rule.min_out_features
         ),
-        None,
+        _ELSE,
     )
+
+
+def tiles_for(table: TileTable, num_rows: int, out_features: int) -> SkinnyTiles | None:
+    """None: the way of many rows."""
+    return rule_for(table, num_rows, out_features).tiles
