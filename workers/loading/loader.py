@@ -24,12 +24,13 @@ from workers.loading.expert_load_file import copy_busiest_experts
 from workers.loading.kept_formats import keeps_formats_on
 from workers.loading.kv_scales import KVScale, read_kv_scales
 from workers.loading.model_folder import (
+    DTYPES,
     ModelFacts,
     architecture_of,
+    dtype_on_gpu,
     model_facts,
     read_hf_config,
     resolve_model_folder,
-    text_config_of,
 )
 from workers.loading.quantization.read import weight_recipe
 from workers.loading.weight_lanes import MAX_LANES, make_lanes, make_lanes_from_copy
@@ -50,8 +51,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +101,10 @@ class _Weights:
 def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     """EngineConfig.dtype; "auto" is the checkpoint's own on CUDA and float32 on CPU."""
     if config.dtype != "auto":
-        return _DTYPES[config.dtype]
+        return DTYPES[config.dtype]
     if device.type == "cpu":
         return torch.float32
-    stated = text_config_of(read_hf_config(resolve_model_folder(config.model))).dtype
-    return stated if isinstance(stated, torch.dtype) else torch.bfloat16
+    return dtype_on_gpu(read_hf_config(resolve_model_folder(config.model)), config.dtype)
 
 
 def _load_native(request: _LoadRequest) -> _Weights:

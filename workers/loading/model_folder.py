@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -21,6 +22,9 @@ from workers.loading.quantization.read import read_recipe
 from workers.pooling.params import EmbeddingInfo
 
 TOKENIZER_FILE = "tokenizer.json"
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""By their names in EngineConfig.dtype."""
 
 # What transformers raises for fields of wrong types or values, some by its classes of configs.
 _CONFIG_ERRORS = (
@@ -110,6 +114,14 @@ def text_config_of(config: PreTrainedConfig) -> Any:
         raise ModelLoadError(
             f"{config.model_type!r} is made of several models, no causal language model: {error}"
         ) from error
+
+
+def dtype_on_gpu(config: PreTrainedConfig, asked: str) -> torch.dtype:
+    """Of weights and activations. asked: EngineConfig.dtype; "auto" is the checkpoint's own."""
+    if asked != "auto":
+        return DTYPES[asked]
+    stated = text_config_of(config).dtype
+    return stated if isinstance(stated, torch.dtype) else torch.bfloat16
 
 
 def architecture_of(config: PreTrainedConfig) -> str:

@@ -13,6 +13,7 @@ from attention.registry import LATENT_BACKENDS
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.sharding import ShardContext
+from workers.loading.model_folder import dtype_on_gpu
 from workers.models.base import NativeCausalLM
 from workers.models.deepseek import DeepseekForCausalLM
 from workers.models.deepseek_family import deepseek_obstacle, deepseek_spec
@@ -84,15 +85,23 @@ def _build_qwen3_next(
     return Qwen3NextForCausalLM(qwen3_next_spec(config), max_context_len, shard)
 
 
-def _none_as_stored(config: PreTrainedConfig, dtype: torch.dtype) -> bool:
+OfMembers = Callable[[PreTrainedConfig, torch.dtype], bool]
+"""What is true of some members of a family: of these configs with weights of this dtype."""
+
+
+def _every_member(config: PreTrainedConfig, dtype: torch.dtype) -> bool:
+    return True
+
+
+def _no_member(config: PreTrainedConfig, dtype: torch.dtype) -> bool:
     return False
 
 
-def _llama_as_stored(config: PreTrainedConfig, dtype: torch.dtype) -> bool:
+def _fused_llamas(config: PreTrainedConfig, dtype: torch.dtype) -> bool:
     return has_fused_llama(llama_family_spec(config), dtype)
 
 
-def _gemma_as_stored(config: PreTrainedConfig, dtype: torch.dtype) -> bool:
+def _fused_gemmas(config: PreTrainedConfig, dtype: torch.dtype) -> bool:
     return has_fused_gemma(gemma_spec(config))
 
 
@@ -105,8 +114,9 @@ class NativeFamily:
     layers may be mixtures of experts. has_windows: whether every member has layers that let tokens
     go. has_states: whether layers keep a state. takes_adapters: whether low-rank
     adapters may change its layers. is_measured: whether it was found to be faster on one GPU than
-    transformers' code around this repository's kernels. has_stored_products: whether the class of a
-    member on NVIDIA GPUs names grouped_layers_as_stored.
+    transformers' code around this repository's kernels, and measured_members: which members, where
+    others run by other code. has_stored_products: whether the class of a member on NVIDIA GPUs
+    names grouped_layers_as_stored.
     """
 
     build: BuildNative
@@ -117,23 +127,24 @@ class NativeFamily:
     has_states: bool = False
     takes_adapters: bool = False
     is_measured: bool = True
-    has_stored_products: Callable[[PreTrainedConfig, torch.dtype], bool] = _none_as_stored
+    measured_members: OfMembers = _every_member
+    has_stored_products: OfMembers = _no_member
 
 
 _LLAMA = NativeFamily(
     _build_llama_family,
     native_obstacle,
     takes_adapters=True,
-    has_stored_products=_llama_as_stored,
+    has_stored_products=_fused_llamas,
 )
 _GEMMA = NativeFamily(
     _build_gemma_family,
     gemma_obstacle,
     has_windows=True,
     takes_adapters=True,
-    has_stored_products=_gemma_as_stored,
+    has_stored_products=_fused_gemmas,
 )
-_LLAMA_MIXTURE = replace(_LLAMA, has_experts=True, is_measured=False)
+_LLAMA_MIXTURE = replace(_LLAMA, has_experts=True, measured_members=_fused_llamas)
 _DEEPSEEK = NativeFamily(
     _build_deepseek_family, deepseek_obstacle, keeps_latents=True, has_experts=True
 )
@@ -152,8 +163,11 @@ NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
     "MixtralForCausalLM": _LLAMA_MIXTURE,
     "Qwen2MoeForCausalLM": _LLAMA_MIXTURE,
     "Qwen3MoeForCausalLM": _LLAMA_MIXTURE,
-    "GptOssForCausalLM": replace(_LLAMA_MIXTURE, is_measured=True, has_windows=True),
-    "Glm4MoeForCausalLM": _LLAMA_MIXTURE,
+    "GptOssForCausalLM": replace(
+        _LLAMA_MIXTURE, measured_members=_every_member, has_windows=True
+    ),
+    # Its heads rotate in part: no fused kernels, and another routing than what was measured.
+    "Glm4MoeForCausalLM": replace(_LLAMA_MIXTURE, is_measured=False),
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
     "Qwen3NextForCausalLM": _QWEN3_NEXT,
@@ -195,7 +209,7 @@ def choose_implementation(
     if requested != "transformers":
         obstacle = _native_obstacle(config, architecture, engine)
         if obstacle is None and (
-            is_quantised or not _is_left_to_transformers(architecture, engine, device_type)
+            is_quantised or not _is_left_to_transformers(config, architecture, engine, device_type)
         ):
             return "native"
         if requested == "native":
@@ -223,7 +237,7 @@ def why_not_native(
     obstacle = _native_obstacle(config, architecture, engine)
     if obstacle is not None:
         return obstacle
-    if _is_left_to_transformers(architecture, engine, device_type):
+    if _is_left_to_transformers(config, architecture, engine, device_type):
         return "natively it was not measured on one GPU; model_impl='native' asks for it"
     return ""
 
@@ -246,15 +260,19 @@ def _native_obstacle(
     return f"{architecture} cannot run natively: {obstacle}; model_impl='transformers' may run it"
 
 
-def _is_left_to_transformers(architecture: str, engine: EngineConfig, device_type: str) -> bool:
+def _is_left_to_transformers(
+    config: PreTrainedConfig, architecture: str, engine: EngineConfig, device_type: str
+) -> bool:
     """On one GPU, what nobody has measured natively runs as it did before, unless asked for, or for
-    drafts that only a native class has states for."""
-    is_measured = NATIVE_ARCHITECTURES[architecture].is_measured
-    is_open = engine.model_impl == "auto" and engine.tp_size == 1
+    drafts that only a native class has states for. config: of a member of its family."""
+    if device_type != "cuda" or engine.model_impl != "auto" or engine.tp_size > 1:
+        return False
     speculation = engine.speculation
     if speculation is not None and speculation.method in METHODS_READING_STATES:
         return False
-    return is_open and device_type == "cuda" and not is_measured
+    family = NATIVE_ARCHITECTURES[architecture]
+    dtype = dtype_on_gpu(config, engine.dtype)
+    return not (family.is_measured and family.measured_members(config, dtype))
 
 
 def _latent_obstacle(engine: EngineConfig) -> str | None:
