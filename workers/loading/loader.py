@@ -33,6 +33,7 @@ from workers.loading.model_folder import (
     resolve_model_folder,
 )
 from workers.loading.quantization.read import weight_recipe
+from workers.loading.stacked_experts import has_stacked_experts
 from workers.loading.weight_lanes import MAX_LANES, make_lanes, make_lanes_from_copy
 from workers.loading.weights import OnProgress, fill_with_noise, load_checkpoint
 from workers.loading.weights_cache import WeightsCache, WeightsLease
@@ -218,7 +219,12 @@ def _choose(config: EngineConfig, device_type: str) -> tuple[PreTrainedConfig, s
         raise ModelLoadError(f"{architecture} is an encoder alone and generates no text")
     recipe = weight_recipe(resolve_model_folder(config.model), config.quantization)
     implementation = choose_implementation(
-        hf_config, architecture, config, device_type, is_quantised=recipe is not None
+        hf_config,
+        architecture,
+        config,
+        device_type,
+        is_quantised=recipe is not None,
+        has_stacks=has_stacked_experts(resolve_model_folder(config.model)),
     )
     if recipe is not None and implementation != "native":
         raise ModelLoadError(

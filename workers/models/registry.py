@@ -111,7 +111,8 @@ class NativeFamily:
 
     obstacle: why a config that names one of its architectures is not for it, or None.
     keeps_latents: whether it needs multi-head latent attention of the backend. has_experts: whether
-    layers may be mixtures of experts. has_windows: whether every member has layers that let tokens
+    layers may be mixtures of experts; reads_stacks: whether its checkpoints have those of a layer
+    in one tensor. has_windows: whether every member has layers that let tokens
     go. has_states: whether layers keep a state. takes_adapters: whether low-rank
     adapters may change its layers. is_measured: whether it was found to be faster on one GPU than
     transformers' code around this repository's kernels, and measured_members: which members, where
@@ -123,6 +124,7 @@ class NativeFamily:
     obstacle: Callable[[Any], str | None]
     keeps_latents: bool = False
     has_experts: bool = False
+    reads_stacks: bool = False
     has_windows: bool = False
     has_states: bool = False
     takes_adapters: bool = False
@@ -149,7 +151,12 @@ _DEEPSEEK = NativeFamily(
     _build_deepseek_family, deepseek_obstacle, keeps_latents=True, has_experts=True
 )
 _LLAMA4 = NativeFamily(
-    _build_llama4, llama4_obstacle, has_experts=True, has_windows=True, is_measured=False
+    _build_llama4,
+    llama4_obstacle,
+    has_experts=True,
+    reads_stacks=True,
+    has_windows=True,
+    is_measured=False,
 )
 _QWEN3_NEXT = NativeFamily(
     _build_qwen3_next, qwen3_next_obstacle, has_experts=True, has_states=True, is_measured=False
@@ -164,7 +171,7 @@ NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
     "Qwen2MoeForCausalLM": _LLAMA_MIXTURE,
     "Qwen3MoeForCausalLM": _LLAMA_MIXTURE,
     "GptOssForCausalLM": replace(
-        _LLAMA_MIXTURE, measured_members=_every_member, has_windows=True
+        _LLAMA_MIXTURE, reads_stacks=True, has_windows=True, measured_members=_every_member
     ),
     # Its heads rotate in part: no fused kernels, and another routing than what was measured.
     "Glm4MoeForCausalLM": replace(_LLAMA_MIXTURE, is_measured=False),
@@ -197,17 +204,18 @@ def choose_implementation(
     device_type: str,
     *,
     is_quantised: bool = False,
+    has_stacks: bool = False,
 ) -> Literal["native", "transformers"]:
     """By engine.model_impl. auto: native if the architecture has a native class that fits the
     config, and the engine's settings have what it needs, else transformers, which runs nothing
-    quantised.
+    quantised. has_stacks: whether the checkpoint has a layer's experts in one tensor.
 
     Raises ModelLoadError, saying what is supported, when the choice cannot run the architecture,
     ConfigError when it can, but not on engine.tp_size ranks or with engine.speculation.
     """
     requested = engine.model_impl
     if requested != "transformers":
-        obstacle = _native_obstacle(config, architecture, engine)
+        obstacle = _native_obstacle(config, architecture, engine, has_stacks)
         if obstacle is None and (
             is_quantised or not _is_left_to_transformers(config, architecture, engine, device_type)
         ):
@@ -217,7 +225,7 @@ def choose_implementation(
         if obstacle is not None and architecture in NATIVE_ARCHITECTURES:
             logger.warning("%s; it runs through transformers", obstacle)
     _check_transformers(config, architecture)
-    _check_drafts(config, architecture, engine, device_type)
+    _check_drafts(config, architecture, engine, device_type, has_stacks)
     if engine.ep_size > 1:
         raise ConfigError(f"{architecture} runs through transformers, without ep_size")
     if engine.tp_size > 1:
@@ -226,7 +234,12 @@ def choose_implementation(
 
 
 def why_not_native(
-    config: PreTrainedConfig, architecture: str, engine: EngineConfig, device_type: str
+    config: PreTrainedConfig,
+    architecture: str,
+    engine: EngineConfig,
+    device_type: str,
+    *,
+    has_stacks: bool = False,
 ) -> str:
     """Why choose_implementation leaves an unquantised model to transformers; "" where it does not.
     Raises ConfigError for ep_size without experts."""
@@ -234,7 +247,7 @@ def why_not_native(
         return "model_impl='transformers' was asked for"
     if architecture not in NATIVE_ARCHITECTURES:
         return f"{architecture} has no native class"
-    obstacle = _native_obstacle(config, architecture, engine)
+    obstacle = _native_obstacle(config, architecture, engine, has_stacks)
     if obstacle is not None:
         return obstacle
     if _is_left_to_transformers(config, architecture, engine, device_type):
@@ -243,7 +256,7 @@ def why_not_native(
 
 
 def _native_obstacle(
-    config: PreTrainedConfig, architecture: str, engine: EngineConfig
+    config: PreTrainedConfig, architecture: str, engine: EngineConfig, has_stacks: bool
 ) -> str | None:
     """Why the config cannot run natively, and what can be done. A config may state a native
     architecture and be of another kind, for which transformers has code of its own."""
@@ -253,6 +266,8 @@ def _native_obstacle(
     obstacle = family.obstacle(config)
     if obstacle is None and family.keeps_latents:
         obstacle = _latent_obstacle(engine)
+    if obstacle is None and has_stacks and family.has_experts and not family.reads_stacks:
+        obstacle = "its checkpoint has the experts of a layer in one tensor"
     if obstacle is None:
         if engine.ep_size > 1 and not family.has_experts:
             raise ConfigError(f"{architecture} has no experts; leave ep_size out")
@@ -298,12 +313,16 @@ def _check_transformers(config: PreTrainedConfig, architecture: str) -> None:
 
 
 def _check_drafts(
-    config: PreTrainedConfig, architecture: str, engine: EngineConfig, device_type: str
+    config: PreTrainedConfig,
+    architecture: str,
+    engine: EngineConfig,
+    device_type: str,
+    has_stacks: bool,
 ) -> None:
     """transformers' class has no room for the layer. Raises ConfigError."""
     if engine.speculation is None or engine.speculation.method != "mtp":
         return
-    reason = why_not_native(config, architecture, engine, device_type)
+    reason = why_not_native(config, architecture, engine, device_type, has_stacks=has_stacks)
     raise ConfigError(
         f"speculative 'mtp': {architecture} runs through transformers, which does not read the "
         f"layer for multi-token prediction ({reason}); run it natively or take another method"

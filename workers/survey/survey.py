@@ -14,12 +14,12 @@ from workers.loading.encoder_only import encoder_only_class
 from workers.loading.loader import check_servable, resolve_dtype
 from workers.loading.model_folder import (
     ModelFacts,
-    architecture_of,
     model_facts,
     read_hf_config,
     resolve_model_folder,
 )
 from workers.loading.quantization.read import weight_recipe
+from workers.loading.stacked_experts import has_stacked_experts
 from workers.models.features import ENCODER, ModelCapability, ModelFeature, native_capability
 from workers.models.registry import choose_implementation, why_not_native
 from workers.runner.kv_memory import resolve_kv_dtype
@@ -143,9 +143,13 @@ def _chosen(
     facts: ModelFacts,
     recipe: WeightRecipe | None,
 ) -> str:
-    is_quantised = recipe is not None
     return choose_implementation(
-        hf_config, facts.architecture, config, config.device, is_quantised=is_quantised
+        hf_config,
+        facts.architecture,
+        config,
+        config.device,
+        is_quantised=recipe is not None,
+        has_stacks=has_stacked_experts(facts.folder),
     )
 
 
@@ -154,8 +158,19 @@ def _reason(subject: _Subject) -> str:
         return ""
     if encoder_only_class(subject.hf_config) is not None:
         return "encoders run in transformers' own classes"
-    architecture = architecture_of(subject.hf_config)
-    return why_not_native(subject.hf_config, architecture, subject.config, subject.config.device)
+    return _why_not_native(subject, subject.config)
+
+
+def _why_not_native(subject: _Subject, config: EngineConfig) -> str:
+    """config: the subject's, or of other drafts."""
+    facts = subject.facts
+    return why_not_native(
+        subject.hf_config,
+        facts.architecture,
+        config,
+        config.device,
+        has_stacks=has_stacked_experts(facts.folder),
+    )
 
 
 def _drafts(subject: _Subject, meta: MetaModel) -> dict[str, str]:
@@ -170,11 +185,7 @@ def _drafts(subject: _Subject, meta: MetaModel) -> dict[str, str]:
     reading = replace(
         config, speculative="mtp", draft_tree=(), draft_quantization=None, deterministic=False
     )
-    if (
-        subject.runs == "native"
-        or facts.is_encoder_only
-        or why_not_native(subject.hf_config, facts.architecture, reading, config.device)
-    ):
+    if subject.runs == "native" or facts.is_encoder_only or _why_not_native(subject, reading):
         return drafts
     native = native_on_meta(config, facts, subject.hf_config, subject.dtype, subject.recipe)
     natively = of(native_capability(facts.architecture), native)

@@ -67,7 +67,7 @@ TINY = {
         },
     ),
 }
-ALSO_NATIVE = {"gemma3", "gpt_oss"}
+ALSO_NATIVE = {"gemma3", "gpt_oss", "qwen3_moe"}
 WINDOWED = {"gemma3", "gpt_oss"}
 
 

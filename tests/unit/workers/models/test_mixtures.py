@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.fakes.model_rows import ModelRows, torch_native_backend
 from tests.fakes.thread_ranks import ThreadRanks
@@ -22,25 +23,37 @@ from tests.proofs.served import serves
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.loading.loader import load_model
+from workers.loading.weight_files import INDEX_FILE
 from workers.models.features import ModelFeature
 from workers.models.llama_family import native_obstacle
 from workers.models.registry import choose_implementation
 from workers.parallel.group import SingleRank, TPGroup
+from workers.survey.survey import survey_model
 
 CPU = torch.device("cpu")
 MAX_LOGIT_ERROR = 1e-4
 MAX_DIFFERENCE_OF_RANKS = 2e-5
 CUT = ("mixtral", "qwen2_moe", "gpt_oss", "llama4", "deepseek_v2", "deepseek_v3")
 """Of each kind of routing, shared experts and checkpoint one."""
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+}
 PROMPT = random_prompt(40)
 NUM_TOKENS = 64
 
 
-def rows_of(folder: Path, tp: TPGroup | None = None, **changes: Any) -> ModelRows:
+def rows_of(
+    folder: Path, tp: TPGroup | None = None, implementation: str = "native", **changes: Any
+) -> ModelRows:
     config = EngineConfig(model=str(folder), **changes)
     with torch.inference_mode(mode=False):
         loaded = load_model(config, tp or SingleRank(), CPU, torch.float32)
-    assert loaded.implementation == (changes.get("model_impl") or "native")
+    assert loaded.implementation == (changes.get("model_impl") or implementation)
     return ModelRows(loaded, torch_native_backend(loaded))
 
 
@@ -87,6 +100,30 @@ def test_transformers_code_can_be_asked_for(name: str, folders: dict[str, Path])
     )
 
 
+@pytest.mark.parametrize("is_sharded", [False, True])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "deepseek_v3"])
+def test_experts_in_one_tensor_are_left_to_transformers(
+    name: str,
+    is_sharded: bool,
+    folders: dict[str, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As its save_pretrained stores them where it is not to go back to the published names."""
+    model = AutoModelForCausalLM.from_pretrained(folders[name])
+    size = {"max_shard_size": "100KB"} if is_sharded else {}
+    model.save_pretrained(tmp_path, save_original_format=False, **size)
+    assert (tmp_path / INDEX_FILE).is_file() == is_sharded
+    got = stepwise(rows_of(tmp_path, implementation="transformers"))
+    torch.testing.assert_close(got, stepwise(rows_of(folders[name])), rtol=0, atol=MAX_LOGIT_ERROR)
+    assert "experts of a layer in one tensor" in caplog.text
+    found = survey_model(EngineConfig(model=str(tmp_path), device="cpu"))
+    assert found.runs == "transformers"
+    assert "experts of a layer in one tensor" in found.reason
+    with pytest.raises(ModelLoadError, match="experts of a layer in one tensor"):
+        rows_of(tmp_path, model_impl="native")
+
+
 @pytest.mark.parametrize("name", CUT)
 def test_ranks_that_cut_or_divide_the_experts_compute_what_one_does(
     name: str, folders: dict[str, Path]
@@ -122,8 +159,7 @@ def test_a_rank_keeps_its_share_alone(folders: dict[str, Path]) -> None:
 
 def architecture_of(tiny: TinyModel) -> tuple[Any, str]:
     config = tiny_config(tiny)
-    names = {"qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
-    return config, names.get(tiny.model_type, "LlamaForCausalLM")
+    return config, ARCHITECTURES[tiny.model_type]
 
 
 def test_what_cannot_be_divided_is_refused(tmp_path: Path) -> None:
@@ -176,15 +212,41 @@ def test_experts_that_cannot_be_chosen_so_are_no_native_model(
     assert reason in obstacle
 
 
-def test_one_gpu_keeps_to_transformers_until_it_was_measured() -> None:
-    config, name = architecture_of(MIXTURES["qwen3_moe"])
+def chosen(tiny: TinyModel, device_type: str, is_quantised: bool = False, **changes: Any) -> str:
+    config, name = architecture_of(tiny)
+    engine = EngineConfig(model="m", **{"dtype": "bfloat16", **changes})
+    return choose_implementation(config, name, engine, device_type, is_quantised=is_quantised)
 
-    def chosen(device_type: str, is_quantised: bool = False, **changes: Any) -> str:
-        engine = EngineConfig(model="m", **changes)
-        return choose_implementation(config, name, engine, device_type, is_quantised=is_quantised)
 
-    assert chosen("cuda") == "transformers"
-    assert chosen("cuda", model_impl="native") == "native"
-    assert chosen("cuda", tp_size=2) == "native"
-    assert chosen("cuda", is_quantised=True) == "native"
-    assert chosen("cpu") == "native"
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss"])
+def test_one_gpu_runs_natively_what_fused_kernels_cover(name: str) -> None:
+    """In 16 bits, windows or not, whatever the config says of its dtype."""
+    tiny = MIXTURES[name]
+    windows = {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1}
+    windowed = TinyModel(tiny.model_type, {**tiny.changes, **windows})
+    for one in (tiny, windowed):
+        assert chosen(one, "cuda") == "native"
+        assert chosen(one, "cuda", dtype="float16", max_loras=1) == "native"
+        assert chosen(one, "cuda", dtype="auto") == "native"
+        assert chosen(one, "cuda", model_impl="transformers") == "transformers"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "dtype"),
+    [
+        ("qwen3_moe", {}, "float32"),
+        ("qwen3_moe", {"dtype": "float32"}, "auto"),
+        ("mixtral", {"head_dim": 12}, "bfloat16"),
+        ("glm4_moe", {}, "bfloat16"),
+    ],
+    ids=["float32", "float32-checkpoint", "heads-of-12", "half-a-head-rotates"],
+)
+def test_one_gpu_keeps_to_transformers_what_was_not_measured(
+    name: str, changes: dict[str, Any], dtype: Any
+) -> None:
+    tiny = TinyModel(name, {**MIXTURES[name].changes, **changes})
+    assert chosen(tiny, "cuda", dtype=dtype) == "transformers"
+    assert chosen(tiny, "cuda", dtype=dtype, model_impl="native") == "native"
+    assert chosen(tiny, "cuda", dtype=dtype, tp_size=2) == "native"
+    assert chosen(tiny, "cuda", dtype=dtype, is_quantised=True) == "native"
+    assert chosen(tiny, "cpu", dtype=dtype) == "native"

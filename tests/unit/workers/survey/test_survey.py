@@ -62,14 +62,12 @@ def test_shapes_are_those_of_what_is_loaded(folder: Path) -> None:
 @pytest.mark.parametrize("folder", ["qwen3_moe"], indirect=True)
 def test_devices_ranks_and_memory_differ(folder: Path) -> None:
     on_cpu, on_gpu = survey(folder), survey(folder, 1.0, device="cuda", dtype="bfloat16")
-    assert (on_cpu.runs, on_cpu.reason) == ("native", "")
-    assert on_gpu.runs == "transformers"
-    assert "not measured on one GPU" in on_gpu.reason
-    # Of two ranks on, it runs natively; eight experts, two of them chosen.
-    assert on_gpu.ranks == {1: (1,), **{n: on_cpu.ranks[n] for n in on_cpu.ranks if n > 1}}
+    for found in (on_cpu, on_gpu):
+        assert (found.runs, found.reason) == ("native", "")
+    # Eight experts, two of them chosen.
+    assert on_gpu.ranks == on_cpu.ranks
     assert on_cpu.ranks[4] == (1, 2, 4)
     assert [method for method, why_not in on_cpu.drafts.items() if why_not] == ["mtp"]
-    # By a start that has it run natively for these.
     assert on_gpu.drafts == {
         **on_cpu.drafts,
         "dflash": "drafters of blocks run on CPU only so far",
@@ -89,6 +87,18 @@ def test_devices_ranks_and_memory_differ(folder: Path) -> None:
     assert 0 < tight.num_longest < tight.num_requests < 256
     with pytest.raises(ConfigError, match=r"of a rank alone, \d+\.\d+ GiB, are larger than"):
         survey(folder, 0.0001, device="cuda")
+
+
+@pytest.mark.parametrize("folder", ["glm4_moe"], indirect=True)
+def test_what_was_not_measured_keeps_to_transformers_on_one_gpu(folder: Path) -> None:
+    on_cpu, on_gpu = survey(folder), survey(folder, 1.0, device="cuda", dtype="bfloat16")
+    assert (on_cpu.runs, on_gpu.runs) == ("native", "transformers")
+    assert "not measured on one GPU" in on_gpu.reason
+    # Of two ranks on, it runs natively.
+    assert on_gpu.ranks == {1: (1,), **{n: on_cpu.ranks[n] for n in on_cpu.ranks if n > 1}}
+    # By a start that has it run natively for these.
+    dflash = {"dflash": "drafters of blocks run on CPU only so far"}
+    assert on_gpu.drafts == {**on_cpu.drafts, **dflash}
 
 
 @pytest.mark.parametrize("folder", ["llama3"], indirect=True)
