@@ -22,7 +22,7 @@ from benchmarks.h200.driver import (  # noqa: E402
     make_parser,
     measure,
 )
-from workers.config import EngineConfig  # noqa: E402
+from workers.config import EngineConfig, ModelImpl  # noqa: E402
 from workers.parallel.local_engine import build_local_engine  # noqa: E402
 from workers.sampling.params import SamplingParams  # noqa: E402
 
@@ -36,9 +36,17 @@ def parse_arguments() -> argparse.Namespace:
         "--decode-only", dest="workload", action="store_const", const="decode", help="short for it"
     )
     parser.add_argument("--backend", default=None, help="attention backend, default automatic")
-    parser.add_argument("--native", action="store_true", help="not through transformers")
+    code = parser.add_mutually_exclusive_group()
+    code.add_argument("--native", action="store_true", help="not through transformers")
+    code.add_argument("--transformers", action="store_true", help="in transformers' own code")
     parser.add_argument("--deterministic", action="store_true", help="the same bits in any batch")
     return parser.parse_args()
+
+
+def _model_impl(arguments: argparse.Namespace) -> ModelImpl:
+    if arguments.transformers:
+        return "transformers"
+    return "native" if arguments.native else "auto"
 
 
 def engine_config(job: Job, folder: str, arguments: argparse.Namespace) -> EngineConfig:
@@ -47,7 +55,7 @@ def engine_config(job: Job, folder: str, arguments: argparse.Namespace) -> Engin
         load_format="dummy",
         tp_size=job.tp_size,
         ep_size=job.ep_size,
-        model_impl="native" if arguments.native else "auto",
+        model_impl=_model_impl(arguments),
         max_context_len=MAX_CONTEXT_LEN,
         gpu_memory_fraction=MEMORY_FRACTION,
         max_running_requests=MAX_RUNNING_REQUESTS,

@@ -1,5 +1,7 @@
 """Mixtures of experts natively on a GPU: over fused kernels, in graphs, and those without them."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.fakes.tiny_models import MIXTURES, STATEFUL, VOCAB_SIZE, TinyModel, save_tiny_model
@@ -55,8 +57,10 @@ def test_text_is_transformers_own_but_for_near_ties(name, tmp_path) -> None:
     assert share_equal(graphed, eager) > 0.9
 
 
-def test_the_fused_model_is_what_runs_and_graphs_are_captured(tmp_path) -> None:
-    config = config_of("gpt_oss", tmp_path)
+@pytest.mark.parametrize("name", FUSED)
+def test_the_fused_model_is_what_runs_and_graphs_are_captured(name, tmp_path) -> None:
+    """Unless another one is asked for."""
+    config = replace(config_of(name, tmp_path), model_impl="auto")
     runner = make_model_runner(config, SingleRank(), CUDA, lambda done, total: None)
     try:
         assert isinstance(runner._model, CudaLlamaForCausalLM)
