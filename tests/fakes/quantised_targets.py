@@ -25,13 +25,13 @@ from workers.layers.quantised import expert_gemm as quantised_experts
 from workers.layers.quantised.skinny_shape import GemvTiles, MappedSkinnyTiles
 
 _INT4_TABLES = tile_table.INT4, tile_table.INT4_GATED
+_INT4 = {"x": "*bf16", "words": "*i32", "headers": "*i32", "out": "*fp32"}
 
 
 def quantised_variants():
     """Products with kept weights, as a GPU from sm90 on launches them."""
     kept = {"x": "*bf16", "scales": "*fp32", "out": "*fp32"}
     fp8 = {**kept, "values": "*fp8e4nv", "num_columns": "i32"}
-    int4 = {"x": "*bf16", "words": "*i32", "headers": "*i32", "out": "*fp32"}
     for by_block, table in ((True, tile_table.FP8_BLOCKS), (False, tile_table.FP8_ROWS)):
         for tiles in {rule.tiles for rule in table if rule.tiles is not None}:
             if not isinstance(tiles, GemvTiles):
@@ -40,20 +40,24 @@ def quantised_variants():
     for rule in tile_table.INT4:
         if isinstance(rule.tiles, GemvTiles):
             continue
-        tile, options = _skinny_tile(rule.tiles)
         for turn in (128, 256):
             for header_words in (HALF_HEADER, FLOAT_HEADER):
-                constants = {"TURN": turn, "IS_PACKED": True, "NUM_LINES": 8}
-                constants["HEADER_WORDS"] = header_words
-                yield Variant(int4_skinny._int4_skinny_kernel, int4, tile | constants, options)
+                yield int4_skinny_variant(rule.tiles, turn, header_words)
     groups = {"GROUP_SIZE": 128, "GROUPS": 16, "BLOCK": 128}
     rows = {"GROUP_SIZE": 14336, "GROUPS": 1, "BLOCK": 16384}
     for constants in (groups, rows):
         yield Variant(fp8_rounding._round_groups_kernel, fp8, constants, {"num_warps": 8})
     yield from _kept_expert_variants()
     spread = {"HEADER_WORDS": HALF_HEADER, "TURN": 256, "BLOCK_ROWS": 32, "IS_PACKED": True}
-    matrix = {**int4, "out": "*bf16"}
+    matrix = {**_INT4, "out": "*bf16"}
     yield Variant(int4_spread._int4_spread_kernel, matrix, spread, {"num_warps": 4})
+
+
+def int4_skinny_variant(tiles, turn, header_words):
+    """header_words: words of a header, as Int4Groups has them."""
+    tile, options = _skinny_tile(tiles)
+    constants = {"TURN": turn, "IS_PACKED": True, "NUM_LINES": 8, "HEADER_WORDS": header_words}
+    return Variant(int4_skinny._int4_skinny_kernel, _INT4, tile | constants, options)
 
 
 def fp8_variant(tiles, by_block):

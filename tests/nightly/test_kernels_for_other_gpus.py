@@ -28,11 +28,16 @@ from tests.fakes.quantised_targets import (
     fp8_gemv_variant,
     fp8_variant,
     int4_mma_variant,
+    int4_skinny_variant,
     quantised_variants,
 )
+from tests.fakes.sass import early_waits
 from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, expert_variants, gemm_variant
 from tests.unit.workers.layers.cuda.test_other_gpus import fitting
+from workers.layers.kept.int4 import HALF_HEADER
+from workers.layers.quantised import tile_table
 from workers.layers.quantised.skinny_shape import GemvTiles, MmaTiles
+from workers.layers.quantised.tile_table import rule_for
 
 # Newer versions than the engine is tested with warn of a default that is to change.
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
@@ -125,6 +130,31 @@ def test_rows_times_kept_weights_stay_in_registers(name, is_gated) -> None:
             check_fragments(kernel.asm["ttgir"])
         else:
             assert "f16x2.e4m3x2" in ptx, tiles
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rows_and_columns", [(6144, 4096), (4096, 4096), (4096, 14336)])
+def test_a_rows_weights_are_all_asked_for_before_one_is_waited_for(rows_and_columns) -> None:
+    """Of what the tables take for Llama-3.1-8B: the first come while the predecessor runs. Triton
+    3.9's assembler, not 3.6's, spills two registers of the gated kernel before."""
+    plain = rule_for(tile_table.INT4, 1, rows_and_columns[0]).tiles
+    gated = rule_for(tile_table.INT4_GATED, 1, 28672).tiles
+    kernels = [
+        int4_mma_variant(plain, False, False, *rows_and_columns),
+        int4_mma_variant(gated, True, False),
+        fp8_gemv_variant(rule_for(tile_table.FP8_ROWS, 1, 4096).tiles, False, False),
+        fp8_gemv_variant(rule_for(tile_table.FP8_GATED, 1, 28672).tiles, True, True),
+    ]
+    for kernel in kernels:
+        waits = early_waits(kernel.compile_for((9, 0)).asm["sass"])
+        assert [one for one, _ in waits if not one.startswith("STL")] == []
+
+
+def test_two_programs_of_64_rows_of_four_bits_fit_a_multiprocessor() -> None:
+    """With 1 KiB that CUDA keeps of each."""
+    tiles = rule_for(tile_table.INT4, 64, 4096).tiles
+    kernel = int4_skinny_variant(tiles, 256, HALF_HEADER).compile_for((9, 0))
+    assert 2 * (kernel.metadata.shared + 1024) <= SHARED_BYTES[9, 0] + 1024
 
 
 @pytest.mark.parametrize("name", OTHERS)

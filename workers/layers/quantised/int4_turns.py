@@ -116,14 +116,12 @@ load_words = triton.jit(_run_load_words)
 
 def _run_load_header(at: tl.tensor, shape: tl.constexpr) -> tl.tensor:
     """int32 (threads,): zeros, then both scales in one word, or in two."""
+    # A word a load: pairs of registers, which are scarce, would be moved as soon as they come, and
+    # what is loaded behind them would wait for that.
     if shape.header_words == 4:
-        four = load_words(at)
-        evens, odds = tl.split(tl.reshape(four, (four.shape[0], 2, 2)))
-        zeros, low = tl.split(evens)
-        _, high = tl.split(odds)
-        return zeros, low, high
+        return tl.load(at), tl.load(at + 2), tl.load(at + 3)
     else:  # noqa: RET505 - Triton takes one of branches that all return
-        return tl.split(tl.load(at[:, None] + tl.arange(0, 2)[None, :]))
+        return tl.load(at), tl.load(at + 1)
 
 
 load_header = triton.jit(_run_load_header)

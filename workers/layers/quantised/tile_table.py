@@ -52,14 +52,14 @@ FP8_GATED: TileTable = (
     TileRule(1, GemvTiles(8, 1, 512, min_programs=1, num_stages=4, num_warps=2)),
 )
 INT4: TileTable = (
-    TileRule(1, MmaTiles(16, 1, 1024, 1, 4, num_warps=4, max_registers=128), _BEYOND_ONE_WAVE),
+    TileRule(1, MmaTiles(16, 1, 1024, 1, 4, num_warps=4, max_registers=160), _BEYOND_ONE_WAVE),
     TileRule(1, MmaTiles(16, 1, 2048, 1, 2, num_warps=8, max_registers=128, chains=2)),
     TileRule(16, SkinnyTiles(128, 16, 128, min_programs=132, num_stages=3, num_warps=4)),
     TileRule(64, SkinnyTiles(64, 64, 128, min_programs=132, num_stages=3, num_warps=4)),
     TileRule(192, SkinnyTiles(64, 64, 128, min_programs=132, num_stages=2, num_warps=4)),
 )
 INT4_GATED: TileTable = (
-    TileRule(1, MmaTiles(16, 1, 2048, 1, num_stages=2, num_warps=8, max_registers=80)),
+    TileRule(1, MmaTiles(16, 1, 1024, 1, num_stages=4, num_warps=4, max_registers=128)),
 )
 """Of weights that are a gate's rows over an up projection's, by the rows of both: where a rule
 holds one kernel makes the activation. They have GemvTiles alone."""
