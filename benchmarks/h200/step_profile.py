@@ -1,11 +1,11 @@
 """Where a decode step's device time goes: kernels of some steps by name, from torch's profiler.
 
     python3 -m benchmarks.h200.step_profile benchmarks/h200/models/llama-3.1-8b.json
-        [--decode-only --streams 1:1024]
+        [--decode-only --streams 1:1024 --places]
 
 Prints the time to the first token of single prompts and, for each number of streams, microseconds
 a step by which every kernel moved the end of the work, idle time before it included, and the host's
-own time in each part of a step.
+own time in each part of a step; with --places the same of a layer's kernels in their order.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 import torch
@@ -34,6 +34,8 @@ NUM_STEPS = 16
 NUM_SETTLING_STEPS = 8
 PREFILL_STEP_TOKENS = 8192
 MAX_NAME = 90
+ATTENTION = "attend"
+"""In the names of decode steps' attention kernels, one a layer."""
 SINGLE_PROMPTS = (128, 1024)
 STREAMS = ((1, 1024), (64, 1024), (256, 128))
 """(streams, prompt tokens of each)"""
@@ -110,6 +112,29 @@ def report(what: str, num_steps: int, kernels: list[tuple[str, float, float]]) -
     for name, share in shares.most_common(14):
         each = share / counts[name]
         print(f"{share / num_steps:9.1f} us {counts[name] / num_steps:6.1f} x {each:7.2f}  {name}")
+
+
+def places_us(advances: list[tuple[str, float]], mark: str = ATTENTION) -> list[tuple[str, float]]:
+    """A layer's kernels in their order, from the one whose name contains mark up to the next such
+    one, with the medians of their advances, in us, of all layers that have as many kernels as
+    most."""
+    starts = [index for index, (name, _) in enumerate(advances) if mark in name]
+    layers = [advances[start:stop] for start, stop in pairwise(starts)]
+    if not layers:
+        return []
+    usual = statistics.mode(len(layer) for layer in layers)
+    alike = [layer for layer in layers if len(layer) == usual]
+    return [
+        (kernels[0][0], statistics.median(advance for _, advance in kernels))
+        for kernels in zip(*alike, strict=True)
+    ]
+
+
+def report_places(kernels: list[tuple[str, float, float]]) -> None:
+    places = places_us(advances_us(kernels))
+    print(f"== a layer, {sum(advance for _, advance in places):.1f} us")
+    for name, advance in places:
+        print(f"{advance:9.2f} us  {name[:MAX_NAME]}")
 
 
 def report_host(engine: Engine, num_streams: int) -> None:
@@ -220,6 +245,7 @@ def main() -> None:
         metavar="N:TOKENS",
         help="so many streams of prompts of so many tokens, one after the other",
     )
+    parser.add_argument("--places", action="store_true", help="a layer's kernels in their order")
     parser.add_argument("--functions", action="store_true", help="profile the host's functions")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -246,7 +272,10 @@ def main() -> None:
     for num_streams, prompt_tokens in streams:
         start_streams(engine, num_streams, prompt_tokens)
         report_host(engine, num_streams)
-        report(f"{num_streams} streams", NUM_STEPS, profile_calls(engine.step, NUM_STEPS))
+        kernels = profile_calls(engine.step, NUM_STEPS)
+        report(f"{num_streams} streams", NUM_STEPS, kernels)
+        if arguments.places:
+            report_places(kernels)
         if arguments.functions:
             report_functions(engine.step)
         if num_streams == streams[-1][0] and not arguments.decode_only:
