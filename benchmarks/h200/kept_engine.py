@@ -40,8 +40,8 @@ from workers.runner.factory import make_model_runner
 from workers.sampling.params import SamplingParams
 
 FORMAT = "int4"
-GROUPS = {"gate_up": ("gate_up",), "o": ("o",), "down": ("down",), "qkv": ("qkv",)}
-"""Roles of a layer that have their tiles from one product."""
+ROLES = ("gate_up", "o", "down", "qkv")
+"""A layer's products."""
 PROMPT_TOKENS = 1024
 FEW_TOKENS, MANY_TOKENS = 16, 272
 REPEATS = 2
@@ -51,18 +51,14 @@ def tiles_worth_trying() -> list[MmaTiles]:
     return [one for one in one_row_worth_trying(FORMAT) if isinstance(one, MmaTiles)]
 
 
-def right_tiles(tried: Sequence[MmaTiles], groups: Sequence[str]) -> dict[str, list[MmaTiles]]:
-    """Of each group those that multiply all of its products right. Compiles them."""
-    ways = [(group, one, role) for group in groups for one in tried for role in GROUPS[group]]
-    works = [(FORMAT, role, [Way(one, is_gated=role == "gate_up")]) for _, one, role in ways]
+def right_tiles(tried: Sequence[MmaTiles], roles: Sequence[str]) -> dict[str, list[MmaTiles]]:
+    """Of each role those whose product is right. Compiles them."""
+    ways = [(role, one) for role in roles for one in tried]
+    works = [(FORMAT, role, [Way(one, is_gated=role == "gate_up")]) for role, one in ways]
     with ProcessPoolExecutor(MAX_PROCESSES, mp_context=get_context("spawn")) as processes:
         found = list(processes.map(compile_ways, works))
-    wrong = {
-        (group, one)
-        for (group, one, _), is_right in zip(ways, found, strict=True)
-        if is_right != [True]
-    }
-    return {group: [one for one in tried if (group, one) not in wrong] for group in groups}
+    right = {way for way, is_right in zip(ways, found, strict=True) if is_right == [True]}
+    return {role: [one for one in tried if (role, one) in right] for role in roles}
 
 
 class TunedEngine:
@@ -92,9 +88,9 @@ class TunedEngine:
     def close(self) -> None:
         self._engine.close()
 
-    def use(self, group: str, tiles: MmaTiles | None) -> None:
+    def use(self, role: str, tiles: MmaTiles | None) -> None:
         """None: what the tables had at first."""
-        for product, name in self._tables(group):
+        for product, name in self._tables(role):
             tabled = self._tabled.setdefault((id(product), name), getattr(product, name))
             many = tuple(rule for rule in tabled if rule.max_rows > 1)
             setattr(product, name, tabled if tiles is None else (TileRule(1, tiles), *many))
@@ -119,10 +115,10 @@ class TunedEngine:
         many = min(self._seconds(MANY_TOKENS) for _ in range(REPEATS))
         return (many - few) / span * 1e3
 
-    def kernels(self, group: str, tiles: MmaTiles) -> tuple[Hashable, ...]:
-        """What each product of the group is compiled for, in one layer."""
-        products = [product for product, _ in self._tables(group)][: len(GROUPS[group])]
-        return tuple(_compiled_for(one, tiles, group == "gate_up") for one in products)
+    def kernel(self, role: str, tiles: MmaTiles) -> Hashable:
+        """What the product is compiled for."""
+        product, _ = next(self._tables(role))
+        return _compiled_for(product, tiles, role == "gate_up")
 
     def _capture(self) -> None:
         graphs = self._runner._graphs
@@ -136,31 +132,31 @@ class TunedEngine:
         self._engine.generate([self._prompt], [sampling])
         return time.perf_counter() - start_s
 
-    def _tables(self, group: str) -> Iterator[tuple[Any, str]]:
-        """Each product of the group, and which attribute has its table."""
+    def _tables(self, role: str) -> Iterator[tuple[Any, str]]:
+        """Each layer's product, and which attribute has its table."""
         for layer in self._runner._model._layers:
-            if group == "gate_up":
+            if role == "gate_up":
                 yield layer.mlp.gate_up.product, "_gated_table"
-            elif group == "o":
+            elif role == "o":
                 yield layer.o, "_table"
-            elif group == "down":
+            elif role == "down":
                 yield layer.mlp.last, "_table"
             else:
                 yield layer.qkv, "_table"
 
 
-def use_best(engine: TunedEngine, group: str, tried: Sequence[MmaTiles]) -> None:
+def use_best(engine: TunedEngine, role: str, tried: Sequence[MmaTiles]) -> None:
     """Prints a line for the tables' tiles and for each kernel of tried; the fastest stay in use."""
     found: list[tuple[float, MmaTiles | None]] = []
-    different = {engine.kernels(group, tiles): tiles for tiles in reversed(tried)}
+    different = {engine.kernel(role, tiles): tiles for tiles in reversed(tried)}
     for tiles in (None, *reversed(different.values())):
-        engine.use(group, tiles)
+        engine.use(role, tiles)
         found.append((engine.ms_a_token(), tiles))
-        print(f"{group} {found[-1][0]:.4f} ms: {_told(tiles)}", flush=True)
+        print(f"{role} {found[-1][0]:.4f} ms: {_told(tiles)}", flush=True)
     best_ms, best = min(found, key=lambda one: one[0])
-    engine.use(group, best)
+    engine.use(role, best)
     again_ms = engine.ms_a_token()
-    print(f"best {group}: {best_ms:.4f} ms, again {again_ms:.4f}: {_told(best)}", flush=True)
+    print(f"best {role}: {best_ms:.4f} ms, again {again_ms:.4f}: {_told(best)}", flush=True)
 
 
 def _compiled_for(product: Any, tiles: MmaTiles, is_gated: bool) -> Hashable:
@@ -178,14 +174,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     default = Path("benchmarks/h200/models/llama-3.1-8b-gptq.json")
     parser.add_argument("config", type=Path, nargs="?", default=default)
-    parser.add_argument("--groups", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--roles", nargs="+", choices=ROLES, default=list(ROLES))
     arguments = parser.parse_args()
-    tried = right_tiles(tiles_worth_trying(), arguments.groups)
+    tried = right_tiles(tiles_worth_trying(), arguments.roles)
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(arguments.config, Path(folder) / "config.json")
         engine = TunedEngine(folder)
-    for group in arguments.groups:
-        use_best(engine, group, tried[group])
+    for role in arguments.roles:
+        use_best(engine, role, tried[role])
     told = f"{engine.ms_a_token():.4f} ms" if engine.fold_norms() else "no kernels for these tiles"
     print(f"with the norm behind attention folded: {told}", flush=True)
     engine.close()

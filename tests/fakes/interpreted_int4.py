@@ -142,8 +142,8 @@ def check_folded_norm(num_columns, num_rows, gate_rows, eps, *sizes, gate="silu"
 
 
 def check_folded_norms():
-    """One tile and two, whole and not, of both; a gated width that ends within a tile; whose eps
-    is most of the mean; columns of the second in an order of their own."""
+    """One tile and two; gated widths that end within a tile; an eps that is most of the mean;
+    columns of the second in an order of their own."""
     check_folded_norm(512, 256, 32, 1e-5, 16, 1, 512, 1, 2, 2)
     check_folded_norm(512, 384, 40, 1e-5, 32, 1, 256, 1, 2, 1, chains=2)
     check_folded_norm(256, 640, 36, 50.0, 32, 1, 128, 1, 1, 1, gate="gelu_tanh")
@@ -151,7 +151,8 @@ def check_folded_norms():
 
 def check_what_is_not_folded():
     """Of more rows than one, of other types, where parts are summed up behind the product, where
-    the table does not ask for it, and of products that have no such kernel."""
+    its rows are no whole blocks, where the table does not ask for it, and of products that have no
+    such kernel."""
     o_kept, norm, gate_up_kept = stream_of(512, 32, 256)
     whole, split = MmaTiles(16, 1, 256, 1, 2, 1), MmaTiles(16, 1, 256, 999, 2, 1)
 
@@ -164,6 +165,7 @@ def check_what_is_not_folded():
 
     assert folded(split, whole) is None
     assert folded(whole, whole, folds_norm=False) is None
+    assert folded(MmaTiles(48, 1, 256, 1, 2, 1), whole) is None
     assert folded(None, whole) is None
     assert folded(whole, None) is None
     assert folded(SkinnyTiles(16, 16, 256, 1, 2, 4), whole) is None

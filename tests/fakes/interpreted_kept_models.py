@@ -102,7 +102,8 @@ def check_model(folder, max_error, max_error_ranks, **changes):
 
 
 def check_folded_norms(folder):
-    """If a table asks for them one rank has them; ranks that add up have not."""
+    """If a table asks for them one rank has them; ranks that add up, and layers that adapters add
+    to, have not."""
     asked = tuple(replace(rule, folds_norm=True) for rule in tile_table.INT4_GATED)
     made = partial(Int4Product, gated_table=asked)
     products._PRODUCTS = {**products._PRODUCTS, Int4Groups: made}
@@ -113,7 +114,9 @@ def check_folded_norms(folder):
         with torch.inference_mode(mode=False):
             config = EngineConfig(model=str(folder), tp_size=tp.size)
             loaded = loader.load_model(config, tp, CPU, torch.float32)
+        loaded.model.expect_adapters(lambda layer, products: products)
         ModelRows(loaded, torch_native_backend(loaded))
+        assert [layer.folded for layer in loaded.model._adapted_layers] == [None]
         return [layer.folded is not None for layer in loaded.model._layers]
 
     assert folded(SingleRank()) == [True]

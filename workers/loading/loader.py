@@ -38,7 +38,11 @@ from workers.loading.weight_lanes import MAX_LANES, make_lanes, make_lanes_from_
 from workers.loading.weights import OnProgress, fill_with_noise, load_checkpoint
 from workers.loading.weights_cache import WeightsCache, WeightsLease
 from workers.models.base import CausalLM, NativeCausalLM
-from workers.models.registry import NATIVE_ARCHITECTURES, choose_implementation
+from workers.models.registry import (
+    NATIVE_ARCHITECTURES,
+    choose_implementation,
+    may_have_stacks,
+)
 from workers.parallel.group import TPGroup
 
 __all__ = [
@@ -213,18 +217,21 @@ def _device_type_of(config: EngineConfig) -> str:
 def _choose(config: EngineConfig, device_type: str) -> tuple[PreTrainedConfig, str]:
     """(config of transformers, implementation). Before any limit is looked for: what a class that
     cannot be served calls its limits does not matter."""
-    hf_config = read_hf_config(resolve_model_folder(config.model))
+    folder = resolve_model_folder(config.model)
+    hf_config = read_hf_config(folder)
     architecture = architecture_of(hf_config)
     if encoder_only_class(hf_config) is not None:
         raise ModelLoadError(f"{architecture} is an encoder alone and generates no text")
-    recipe = weight_recipe(resolve_model_folder(config.model), config.quantization)
+    recipe = weight_recipe(folder, config.quantization)
+    # Dummy weights are read from no tensor.
+    reads_names = config.load_format != "dummy" and may_have_stacks(architecture)
     implementation = choose_implementation(
         hf_config,
         architecture,
         config,
         device_type,
         is_quantised=recipe is not None,
-        has_stacks=has_stacked_experts(resolve_model_folder(config.model)),
+        has_stacks=reads_names and has_stacked_experts(folder),
     )
     if recipe is not None and implementation != "native":
         raise ModelLoadError(

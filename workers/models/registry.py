@@ -115,9 +115,9 @@ class NativeFamily:
     in one tensor. has_windows: whether every member has layers that let tokens
     go. has_states: whether layers keep a state. takes_adapters: whether low-rank
     adapters may change its layers. is_measured: whether it was found to be faster on one GPU than
-    transformers' code around this repository's kernels, and measured_members: which members, where
-    others run by other code. has_stored_products: whether the class of a member on NVIDIA GPUs
-    names grouped_layers_as_stored.
+    transformers' code around this repository's kernels; measured_members: those that this holds
+    for, the others run by unfused code. has_stored_products: whether the class of a member on
+    NVIDIA GPUs names grouped_layers_as_stored.
     """
 
     build: BuildNative
@@ -208,7 +208,8 @@ def choose_implementation(
 ) -> Literal["native", "transformers"]:
     """By engine.model_impl. auto: native if the architecture has a native class that fits the
     config, and the engine's settings have what it needs, else transformers, which runs nothing
-    quantised. has_stacks: whether the checkpoint has a layer's experts in one tensor.
+    quantised. has_stacks: whether the checkpoint has a layer's experts in one tensor, where
+    may_have_stacks.
 
     Raises ModelLoadError, saying what is supported, when the choice cannot run the architecture,
     ConfigError when it can, but not on engine.tp_size ranks or with engine.speculation.
@@ -231,6 +232,13 @@ def choose_implementation(
     if engine.tp_size > 1:
         _check_ranks(config, engine.tp_size, device_type)
     return "transformers"
+
+
+def may_have_stacks(architecture: str) -> bool:
+    """Whether a checkpoint may have a layer's experts in one tensor where the native class reads
+    one each."""
+    family = NATIVE_ARCHITECTURES.get(architecture)
+    return family is not None and family.has_experts and not family.reads_stacks
 
 
 def why_not_native(
@@ -266,7 +274,7 @@ def _native_obstacle(
     obstacle = family.obstacle(config)
     if obstacle is None and family.keeps_latents:
         obstacle = _latent_obstacle(engine)
-    if obstacle is None and has_stacks and family.has_experts and not family.reads_stacks:
+    if obstacle is None and has_stacks:
         obstacle = "its checkpoint has the experts of a layer in one tensor"
     if obstacle is None:
         if engine.ep_size > 1 and not family.has_experts:

@@ -21,7 +21,7 @@ from workers.loading.model_folder import (
 from workers.loading.quantization.read import weight_recipe
 from workers.loading.stacked_experts import has_stacked_experts
 from workers.models.features import ENCODER, ModelCapability, ModelFeature, native_capability
-from workers.models.registry import choose_implementation, why_not_native
+from workers.models.registry import choose_implementation, may_have_stacks, why_not_native
 from workers.runner.kv_memory import resolve_kv_dtype
 from workers.speculation.config import METHODS_READING_STATES
 from workers.survey.drafts import draft_methods
@@ -149,8 +149,12 @@ def _chosen(
         config,
         config.device,
         is_quantised=recipe is not None,
-        has_stacks=has_stacked_experts(facts.folder),
+        has_stacks=_has_stacks(facts),
     )
+
+
+def _has_stacks(facts: ModelFacts) -> bool:
+    return may_have_stacks(facts.architecture) and has_stacked_experts(facts.folder)
 
 
 def _reason(subject: _Subject) -> str:
@@ -169,7 +173,7 @@ def _why_not_native(subject: _Subject, config: EngineConfig) -> str:
         facts.architecture,
         config,
         config.device,
-        has_stacks=has_stacked_experts(facts.folder),
+        has_stacks=_has_stacks(facts),
     )
 
 

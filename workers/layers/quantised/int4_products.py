@@ -36,13 +36,14 @@ class Int4Product(KeptProduct):
     def into_stream(
         self, x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor
     ) -> UndividedRow:
-        """Of one row, which stream_shape(gate=False) has to be there for: as int4_stream_row.py."""
+        """Of one row, as int4_stream_row.py. stream_shape(is_gated=False) must be there."""
         shape = self.stream_shape(is_gated=False)
         assert shape is not None
         return into_stream(_aligned(self._ordered(x)), self._kept, shape, residual, norm_weight)
 
     def gated_from_stream(self, row: UndividedRow, eps: float, gate: Gate) -> torch.Tensor:
-        """(1, width), of the row that the norm would leave. As into_stream."""
+        """(1, width), of the row that the norm would leave. stream_shape(is_gated=True) must be
+        there."""
         shape = self.stream_shape(is_gated=True)
         assert shape is not None
         values = _aligned(self._ordered(row.values))
@@ -59,7 +60,8 @@ class Int4Product(KeptProduct):
         if not isinstance(tiles, MmaTiles):
             return None
         shape = self._shape(tiles, 1, self._can_split and not is_gated)
-        return shape if shape.num_splits == 1 else None
+        is_whole = is_gated or self._out_features % shape.block_rows == 0
+        return shape if is_whole and shape.num_splits == 1 else None
 
     def _ordered(self, x: torch.Tensor) -> torch.Tensor:
         order = self._kept.order

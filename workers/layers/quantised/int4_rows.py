@@ -1,15 +1,18 @@
 """Where rows of packed four-bit weights lie, for kernels whose tiles are rows and whole turns.
 
-Eight rows lie together (kept/int4.py). Knows no product.
+Eight rows lie together, ROWS_TOGETHER (kept/int4.py). Knows no product.
 """
 
 import triton
 import triton.language as tl
 
-from workers.layers.kept.int4 import CHUNK_WORDS, ROWS_TOGETHER
+from workers.layers.gemm.skinny import LINE_BYTES
+from workers.layers.kept.int4 import CHUNK_WORDS, FLOAT_HEADER, ROWS_TOGETHER
 
 _TOGETHER = tl.constexpr(ROWS_TOGETHER)
+_LINE_WORDS = tl.constexpr(LINE_BYTES // 4)
 _CHUNK = tl.constexpr(CHUNK_WORDS)
+_FLOAT_HEADER = tl.constexpr(FLOAT_HEADER)
 
 
 def _run_row_words(words: tl.tensor, rows: tl.tensor, in_features: tl.tensor) -> tl.tensor:
@@ -36,12 +39,38 @@ def _run_row_headers(
     num_turns: tl.tensor,
     HEADER_WORDS: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
-    """Pointers to the first headers of rows, int64 (rows,). A turn is 8 * HEADER_WORDS words."""
+    """Pointers to the first headers of rows, int64 (rows,). The next are headers_stride further."""
     eights = rows // _TOGETHER * (num_turns * (_TOGETHER * HEADER_WORDS))
     return headers + eights + rows % _TOGETHER * HEADER_WORDS
 
 
 row_headers = triton.jit(_run_row_headers)
+
+
+def _run_headers_stride(HEADER_WORDS: tl.constexpr) -> tl.constexpr:  # noqa: N803
+    """Words from a turn's header of a row to the next turn's."""
+    return _TOGETHER * HEADER_WORDS
+
+
+headers_stride = triton.constexpr_function(_run_headers_stride)
+
+
+def _run_first_lines(words: tl.tensor, rows: tl.tensor, in_features: tl.tensor) -> tl.tensor:
+    """Pointers to a line each of what eight rows have together, int64 (rows,); the last one where
+    there are fewer."""
+    line = tl.minimum(rows % _TOGETHER * _LINE_WORDS, in_features - _LINE_WORDS)
+    return words + rows // _TOGETHER * in_features + line
+
+
+first_lines = triton.jit(_run_first_lines)
+
+
+def _run_further_lines(NUM_LINES: tl.constexpr) -> tl.tensor:  # noqa: N803
+    """int32 (NUM_LINES,): how much further on a row's lines are than its first."""
+    return tl.arange(0, NUM_LINES) * (_TOGETHER * _LINE_WORDS)
+
+
+further_lines = triton.jit(_run_further_lines)
 
 
 def _run_half_float(word: tl.tensor, SHIFT: tl.constexpr) -> tl.tensor:  # noqa: N803
@@ -61,7 +90,7 @@ def _run_load_scales(
 
     is_row: (rows,), of the others they are whatever there was; or None where all are.
     """
-    if HEADER_WORDS == 4:
+    if HEADER_WORDS == _FLOAT_HEADER:
         low = tl.load(at + 2, mask=is_row).to(tl.float32, bitcast=True)
         return low, tl.load(at + 3, mask=is_row).to(tl.float32, bitcast=True)
     else:  # noqa: RET505 - Triton takes one of branches that all return

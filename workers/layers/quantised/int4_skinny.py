@@ -10,17 +10,23 @@ import triton.language as tl
 
 from workers.layers.cuda.launch import begin_dependent, dependent_launch, prefetch_lines
 from workers.layers.gemm.configs import block_tokens
-from workers.layers.gemm.skinny import LINE_BYTES
 from workers.layers.kept.int4 import VALUES_PER_WORD, Int4Groups
 from workers.layers.new_tensor import NewTensor
-from workers.layers.quantised.int4_rows import load_scales, row_headers, row_words, turn_words
+from workers.layers.quantised.int4_rows import (
+    first_lines,
+    further_lines,
+    headers_stride,
+    load_scales,
+    row_headers,
+    row_words,
+    turn_words,
+)
 from workers.layers.quantised.int4_values import int4_values
 from workers.layers.quantised.prefetch import lines_within_budget
 from workers.layers.quantised.skinny_shape import SkinnyShape
 from workers.layers.quantised.tiles import store_parts
 
 _VALUES = tl.constexpr(VALUES_PER_WORD)
-_LINE_WORDS = tl.constexpr(LINE_BYTES // 4)
 
 
 def _int4_skinny(  # noqa: PLR0913
@@ -49,13 +55,12 @@ def _int4_skinny(  # noqa: PLR0913
     first_k = split * k_per_split
     row_starts = row_words(words, safe_rows, in_features) + first_k
     if IS_DEPENDENT:
-        # Eight rows ask for eight lines in turn, of what they have together.
-        asked_from = words + safe_rows // 8 * in_features + first_k + safe_rows % 8 * _LINE_WORDS
-        lines = tl.arange(0, NUM_LINES) * (8 * _LINE_WORDS)
-        prefetch_lines((asked_from[:, None] + lines[None, :]).to(tl.int64))
+        asked = first_lines(words, safe_rows, in_features) + first_k
+        prefetch_lines((asked[:, None] + further_lines(NUM_LINES)[None, :]).to(tl.int64))
     # Scales of a turn are read in the one before, so that none waits for them.
     headers_at = row_headers(headers, safe_rows, in_features // TURN, HEADER_WORDS)
-    headers_at += first_k // TURN * (8 * HEADER_WORDS)
+    STRIDE: tl.constexpr = headers_stride(HEADER_WORDS)  # noqa: N806
+    headers_at += first_k // TURN * STRIDE
     low_scales, high_scales = load_scales(headers_at, None, HEADER_WORDS)
     begin_dependent(IS_DEPENDENT)
     tokens = tl.program_id(2) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
@@ -66,14 +71,14 @@ def _int4_skinny(  # noqa: PLR0913
     total = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), dtype=tl.float32)
     for start in range(0, k_per_split, TURN):
         packed = tl.load(words_at + start)
-        turn_zeros = tl.load(headers_at + start // TURN * (8 * HEADER_WORDS))
+        turn_zeros = tl.load(headers_at + start // TURN * STRIDE)
         here = inputs_at + start
         first = tl.trans(tl.load(here, mask=is_token, other=0.0))
         second = tl.trans(tl.load(here + QUARTER, mask=is_token, other=0.0))
         third = tl.trans(tl.load(here + 2 * QUARTER, mask=is_token, other=0.0))
         fourth = tl.trans(tl.load(here + 3 * QUARTER, mask=is_token, other=0.0))
-        after = tl.minimum(start + TURN, k_per_split - TURN) // TURN * (8 * HEADER_WORDS)
-        next_low, next_high = load_scales(headers_at + after, None, HEADER_WORDS)
+        after = tl.minimum(start + TURN, k_per_split - TURN) // TURN
+        next_low, next_high = load_scales(headers_at + after * STRIDE, None, HEADER_WORDS)
         dtype: tl.constexpr = x.dtype.element_ty
         one, two = int4_values(packed, turn_zeros & 0xFFFF, dtype, 0, IS_PACKED)
         low = tl.dot(two, second, tl.dot(one, first))

@@ -6,7 +6,13 @@ import triton.language as tl
 
 from workers.layers.cuda.launch import begin_dependent, dependent_launch
 from workers.layers.kept.int4 import VALUES_PER_WORD, Int4Groups
-from workers.layers.quantised.int4_rows import load_scales, row_headers, row_words, turn_words
+from workers.layers.quantised.int4_rows import (
+    headers_stride,
+    load_scales,
+    row_headers,
+    row_words,
+    turn_words,
+)
 from workers.layers.quantised.int4_values import int4_values
 
 _VALUES = tl.constexpr(VALUES_PER_WORD)
@@ -37,7 +43,7 @@ def _int4_spread(  # noqa: PLR0913
     columns = start + tl.arange(0, QUARTER)
     target = out + rows[:, None] * in_features + columns[None, :]
     headers_at = row_headers(headers, rows, in_features // TURN, HEADER_WORDS)
-    headers_at += tl.program_id(1) * (8 * HEADER_WORDS)
+    headers_at += tl.program_id(1) * headers_stride(HEADER_WORDS)
     turn_zeros = tl.load(headers_at, mask=is_row)
     low_scales, high_scales = load_scales(headers_at, is_row, HEADER_WORDS)
     for half in tl.static_range(2):

@@ -57,24 +57,22 @@ def _into_stream(  # noqa: PLR0913
     tiles: tl.constexpr = shape.tiles
     begun = hold_first(words, headers, shape)
     first = tl.program_id(0) * tiles
+    rows = first * _TILE_ROWS + tl.arange(0, _TILE_ROWS)
     weights, streams = tl.tuple(()), tl.tuple(())
     for tile in tl.static_range(tiles):
-        rows = (first + tile) * _TILE_ROWS + tl.arange(0, _TILE_ROWS)
-        weights = weights + (tl.load(norm_weight + rows, mask=rows < shape.rows, other=0.0),)
+        weights = weights + (tl.load(norm_weight + rows + tile * _TILE_ROWS),)
     begin_dependent(IS_DEPENDENT)
     for tile in tl.static_range(tiles):
-        rows = (first + tile) * _TILE_ROWS + tl.arange(0, _TILE_ROWS)
-        streams = streams + (tl.load(residual + rows, mask=rows < shape.rows, other=0.0),)
+        streams = streams + (tl.load(residual + rows + tile * _TILE_ROWS),)
     totals = multiply_row(begun, x, shape, IS_PACKED)
     for tile in tl.static_range(tiles):
-        rows = (first + tile) * _TILE_ROWS + tl.arange(0, _TILE_ROWS)
-        is_row = rows < shape.rows
+        here = rows + tile * _TILE_ROWS
         total = tile_sums(totals[2 * tile], totals[2 * tile + 1], x.dtype.element_ty, shape)
         joined = (streams[tile].to(tl.float32) + total).to(residual.dtype.element_ty)
-        tl.store(residual + rows, joined, mask=is_row)
-        stream = tl.where(is_row, joined.to(tl.float32), 0.0)
+        tl.store(residual + here, joined)
+        stream = joined.to(tl.float32)
         scaled = stream * weights[tile].to(tl.float32)
-        tl.store(values + rows, scaled.to(values.dtype.element_ty), mask=is_row)
+        tl.store(values + here, scaled.to(values.dtype.element_ty))
         tl.store(squares + first + tile, tl.sum(stream * stream, axis=0))
 
 
@@ -119,12 +117,14 @@ def into_stream(
     norm_weight: torch.Tensor,
 ) -> UndividedRow:
     """residual (1, out_features) += x @ weight.T, in place, rounded once. x: as int4_mma.
-    norm_weight: (out_features,). Raises ValueError as int4_mma, and for splits and other types than
-    bfloat16."""
+    norm_weight: (out_features,). Raises ValueError as int4_mma, for splits, for other types than
+    bfloat16 and for rows that are no whole blocks."""
     _check_stream(x, shape)
+    if kept.out_features % shape.block_rows:
+        raise ValueError(f"{kept.out_features} rows are no whole blocks of {shape.block_rows}")
     check_alignment(x, kept)
     compiled_for = mma_shape(kept, shape, is_gated=False)
-    num_blocks = triton.cdiv(kept.out_features, shape.block_rows)
+    num_blocks = kept.out_features // shape.block_rows
     values = torch.empty_like(residual)
     squares = residual.new_empty(num_blocks * compiled_for.tiles, dtype=torch.float32)
     _into_stream_kernel[(num_blocks, 1)](

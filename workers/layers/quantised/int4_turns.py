@@ -11,11 +11,13 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from workers.layers.kept.int4 import CHUNK_WORDS, ROWS_TOGETHER
+from workers.layers.kept.int4 import CHUNK_WORDS, FLOAT_HEADER, ROWS_TOGETHER, VALUES_PER_WORD
 
 TILE_ROWS = 16
 _TOGETHER = tl.constexpr(ROWS_TOGETHER)
 _CHUNK = tl.constexpr(CHUNK_WORDS)
+_CHUNK_COLUMNS = tl.constexpr(CHUNK_WORDS * VALUES_PER_WORD)
+_FLOAT_HEADER = tl.constexpr(FLOAT_HEADER)
 
 
 class MmaShape(NamedTuple):
@@ -118,7 +120,7 @@ def _run_load_header(at: tl.tensor, shape: tl.constexpr) -> tl.tensor:
     """int32 (threads,): zeros, then both scales in one word, or in two."""
     # A word a load: pairs of registers, which are scarce, would be moved as soon as they come, and
     # what is loaded behind them would wait for that.
-    if shape.header_words == 4:
+    if shape.header_words == _FLOAT_HEADER:
         return tl.load(at), tl.load(at + 2), tl.load(at + 3)
     else:  # noqa: RET505 - Triton takes one of branches that all return
         return tl.load(at), tl.load(at + 1)
@@ -130,10 +132,11 @@ load_header = triton.jit(_run_load_header)
 def _run_load_turn(at: tl.tensor, step: tl.constexpr, shape: tl.constexpr) -> tl.tensor:
     """Of the turn that is step further on: words of both rows, 128 columns after 128, then both
     rows' headers."""
-    chunks: tl.constexpr = shape.turn // 128
+    chunks: tl.constexpr = shape.turn // _CHUNK_COLUMNS
     held = tl.tuple(())
     for chunk in tl.static_range(chunks):
-        place = step * shape.turn + chunk * 128
+        # Words of eight rows are as many as columns.
+        place = step * shape.turn + chunk * _CHUNK_COLUMNS
         first = load_words(at[0] + place)
         second = load_words(at[1] + place)
         held = held + (first, second)

@@ -3,9 +3,9 @@
 Tiles of the kernels for few rows; where no rule holds a form has its way of many rows. Of an H200,
 2026-11-28: benchmarks/h200/quantised_products.py --sweep at 1, 16 and 64 rows of FP8, whose two
 forms have the same fastest tiles, and at 1, 64 and 256 of four bits. FP8 has tiles that round x
-(RoundedSkinnyTiles): a kernel that made 16 bits of the weights was slower at all of these. Tiles of
-one row and the gated tables: benchmarks/h200/kept_chain.py, that day (GemvTiles) and 2026-11-29
-(MmaTiles).
+(RoundedSkinnyTiles): a kernel that made 16 bits of the weights was slower at all of these.
+GemvTiles: benchmarks/h200/kept_chain.py, that day. MmaTiles: kept_engine.py, 2026-11-29, when words
+and headers lay otherwise; the widest then had 128 registers, of which some are spilled.
 """
 
 from dataclasses import dataclass
