@@ -27,14 +27,16 @@ from workers.parallel.group import SingleRank
 WHOLE = ShardContext(SingleRank(), torch.bfloat16, torch.device("cpu"))
 
 
-def int4_weight(num_rows, num_columns, group_size, has_order, has_half_scales=True):
+def int4_weight(
+    num_rows, num_columns, group_size, has_order, has_half_scales=True, is_symmetric=False
+):
     groups = torch.arange(num_columns) // group_size
     shape = num_rows, num_columns // group_size
     scales = torch.rand(shape) * 0.01
     return GroupedWeight(
         torch.randint(0, 16, (num_rows, num_columns), dtype=torch.int32),
         scales.half().float() if has_half_scales else scales,
-        torch.randint(0, 17, shape, dtype=torch.int32),
+        torch.randint(*((8, 9) if is_symmetric else (0, 17)), shape, dtype=torch.int32),
         groups[torch.randperm(num_columns)] if has_order else groups,
     )
 
@@ -83,6 +85,8 @@ def check_int4_mmas():
     wide = int4_weight(24, 1024, 1024, False, has_half_scales=False)
     check_int4_mma(wide, SkinnyShape(16, 1, 256, 1, 2, 1), bf16)
     check_int4_mma(int4_weight(16, 384, 64, True), SkinnyShape(16, 1, 128, 1, 2, 1), bf16)
+    short = int4_weight(48, 1024, 128, False, is_symmetric=True)
+    check_int4_mma(short, SkinnyShape(16, 1, 512, 1, 4, 2), bf16)
     chained = SkinnyShape(32, 1, 512, 2, 4, 2, chains=2)
     check_int4_mma(int4_weight(40, 1024, 128, False), chained, bf16)
     check_int4_mma(int4_weight(16, 384, 64, True), SkinnyShape(16, 1, 128, 1, 2, 1, None, 2), bf16)
@@ -195,6 +199,7 @@ if __name__ == "__main__":
     check_int4(int4_weight(40, 384, 64, has_order=True), 1, 1)
     check_int4(int4_weight(40, 384, 128, False, has_half_scales=False), 3, 1)
     check_int4(int4_weight(40, 512, 256, has_order=False), 19, 1)
+    check_int4(int4_weight(40, 512, 128, False, is_symmetric=True), 3, 2)
     check_int4_mmas()
     check_mma_tiles()
     check_folded_norms()

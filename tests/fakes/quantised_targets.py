@@ -4,7 +4,7 @@ import triton
 
 from tests.fakes.triton_targets import EXPERTS, Variant
 from workers.layers.kept import stacks
-from workers.layers.kept.int4 import FLOAT_HEADER, HALF_HEADER, Int4Groups
+from workers.layers.kept.int4 import FLOAT_HEADER, HALF_HEADER, SCALES_HEADER, Int4Groups
 from workers.layers.quantised import (
     expert_fp8,
     expert_products,
@@ -41,7 +41,7 @@ def quantised_variants():
         if isinstance(rule.tiles, GemvTiles):
             continue
         for turn in (128, 256):
-            for header_words in (HALF_HEADER, FLOAT_HEADER):
+            for header_words in (SCALES_HEADER, HALF_HEADER, FLOAT_HEADER):
                 yield int4_skinny_variant(rule.tiles, turn, header_words)
     groups = {"GROUP_SIZE": 128, "GROUPS": 16, "BLOCK": 128}
     rows = {"GROUP_SIZE": 14336, "GROUPS": 1, "BLOCK": 16384}
@@ -92,26 +92,26 @@ def fp8_gemv_variant(tiles, is_gated, by_block):
     return Variant(fp8_gemv._fp8_gemv_kernel, types, constants, {"num_warps": tiles.num_warps})
 
 
-def int4_mma_variant(tiles, is_gated, is_half, rows=28672, columns=4096):
+def int4_mma_variant(tiles, is_gated, is_half, rows=28672, columns=4096, header_words=HALF_HEADER):
     """Of groups of 128, each program having all columns where the activation is made. is_half: x of
-    float16."""
+    float16. header_words: as Int4Groups has them."""
     x = "*fp16" if is_half else "*bf16"
     types = {"x": x, "words": "*i32", "headers": "*i32"}
     kept = Int4Groups.unread(rows, columns, columns // 128, has_order=False)
     shape = tiles.of(rows, columns, kept.turn, 1, can_split=not is_gated)
     types["out"] = x if shape.num_splits == 1 else "*fp32"
-    compiled_for = int4_mma.mma_shape(kept, shape, is_gated)
+    compiled_for = int4_mma.mma_shape(kept, shape, is_gated)._replace(header_words=header_words)
     constants = {"shape": compiled_for, "IS_GELU": False, "IS_PACKED": True}
     options = {"num_warps": compiled_for.warps, "maxnreg": tiles.max_registers}
     return Variant(int4_mma._int4_mma_kernel, types, constants, options)
 
 
-def int4_stream_variant(tiles, is_gated, rows=None, columns=4096):
-    """The two products around a norm: the second one is gated. rows: by default a 8B model's."""
-    out_features = rows or (28672 if is_gated else 4096)
+def int4_stream_variant(tiles, is_gated, header_words=HALF_HEADER):
+    """The two products around a norm of Llama-3.1-8B: the second one is gated."""
+    out_features, columns = 28672 if is_gated else 4096, 4096
     kept = Int4Groups.unread(out_features, columns, columns // 128, has_order=False)
     shape = tiles.of(out_features, columns, kept.turn, 1, can_split=False)
-    compiled_for = int4_mma.mma_shape(kept, shape, is_gated)
+    compiled_for = int4_mma.mma_shape(kept, shape, is_gated)._replace(header_words=header_words)
     types = {"x": "*bf16", "words": "*i32", "headers": "*i32", "squares": "*fp32"}
     options = {"num_warps": compiled_for.warps, "maxnreg": tiles.max_registers}
     constants = {"shape": compiled_for, "IS_PACKED": True}

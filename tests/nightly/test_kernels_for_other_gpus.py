@@ -35,7 +35,7 @@ from tests.fakes.quantised_targets import (
 from tests.fakes.sass import early_waits
 from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, expert_variants, gemm_variant
 from tests.unit.workers.layers.cuda.test_other_gpus import fitting
-from workers.layers.kept.int4 import HALF_HEADER
+from workers.layers.kept.int4 import HALF_HEADER, SCALES_HEADER
 from workers.layers.quantised import tile_table
 from workers.layers.quantised.skinny_shape import GemvTiles, MmaTiles
 from workers.layers.quantised.tile_table import rule_for
@@ -135,18 +135,21 @@ def test_rows_times_kept_weights_stay_in_registers(name, is_gated) -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("header_words", [SCALES_HEADER, HALF_HEADER])
 @pytest.mark.parametrize("rows_and_columns", [(6144, 4096), (4096, 4096), (4096, 14336)])
-def test_a_rows_weights_are_all_asked_for_before_one_is_waited_for(rows_and_columns) -> None:
+def test_a_rows_weights_are_all_asked_for_before_one_is_waited_for(
+    rows_and_columns, header_words
+) -> None:
     """Of what the tables take for Llama-3.1-8B: the first come while the predecessor runs. Of the
     gated kernels, whose registers are limited, Triton 3.9's assembler spills two before that, four
     of the one that divides what the norm did not; 3.6's none and one."""
     plain = rule_for(tile_table.INT4, 1, rows_and_columns[0]).tiles
     gated = rule_for(tile_table.INT4_GATED, 1, 28672).tiles
     kernels = [
-        int4_mma_variant(plain, False, False, *rows_and_columns),
-        int4_mma_variant(gated, True, False),
-        int4_stream_variant(plain, False),
-        int4_stream_variant(gated, True),
+        int4_mma_variant(plain, False, False, *rows_and_columns, header_words),
+        int4_mma_variant(gated, True, False, header_words=header_words),
+        int4_stream_variant(plain, False, header_words),
+        int4_stream_variant(gated, True, header_words),
         fp8_gemv_variant(rule_for(tile_table.FP8_ROWS, 1, 4096).tiles, False, False),
         fp8_gemv_variant(rule_for(tile_table.FP8_GATED, 1, 28672).tiles, True, True),
     ]
@@ -159,8 +162,9 @@ def test_a_rows_weights_are_all_asked_for_before_one_is_waited_for(rows_and_colu
 def test_two_programs_of_64_rows_of_four_bits_fit_a_multiprocessor() -> None:
     """With 1 KiB that CUDA keeps of each."""
     tiles = rule_for(tile_table.INT4, 64, 4096).tiles
-    kernel = int4_skinny_variant(tiles, 256, HALF_HEADER).compile_for((9, 0))
-    assert 2 * (kernel.metadata.shared + 1024) <= SHARED_BYTES[9, 0] + 1024
+    for header_words in (SCALES_HEADER, HALF_HEADER):
+        kernel = int4_skinny_variant(tiles, 256, header_words).compile_for((9, 0))
+        assert 2 * (kernel.metadata.shared + 1024) <= SHARED_BYTES[9, 0] + 1024
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -57,7 +57,9 @@ def apart(o, norm, gate_up, x, residual):
     return gate_up(add_rms_norm_(o(x), residual, norm.weight, norm.eps))
 
 
-@pytest.mark.parametrize(("kind", "size"), product(["int4", "int4_act_order"], SIZES))
+@pytest.mark.parametrize(
+    ("kind", "size"), product(["int4", "int4_act_order", "int4_symmetric"], SIZES)
+)
 def test_a_row_is_what_the_norms_own_launch_leaves(kind, size) -> None:
     """By the tables' tiles, and by some that a sweep tries. Both round the row once more than the
     other in one place."""

@@ -90,7 +90,7 @@ def test_tables_take_one_kernel_for_an_activation(kind) -> None:
         assert relative_error(KeptGatedProduct(made, "silu")(x).double(), want) < 2 * EXACT
 
 
-@pytest.mark.parametrize("kind", ["int4", "int4_act_order"])
+@pytest.mark.parametrize("kind", ["int4", "int4_act_order", "int4_symmetric"])
 def test_halves_of_sixteen_bits_are_multiplied(kind) -> None:
     kept = KINDS[kind](512, 2048)
     x = row_of(2048, torch.float16)

@@ -61,7 +61,7 @@ def fp8_blocks(rows, columns):
     return Fp8Blocks(fp8_values(rows, columns), scales)
 
 
-def int4_weight(rows, columns, has_order):
+def int4_weight(rows, columns, has_order, is_symmetric=False):
     """Scales are numbers of 16 bits but with an order."""
     groups = torch.arange(columns, device=CUDA) // 128
     shape = rows, columns // 128
@@ -69,13 +69,15 @@ def int4_weight(rows, columns, has_order):
     return GroupedWeight(
         torch.randint(0, 16, (rows, columns), dtype=torch.int32, device=CUDA),
         scales if has_order else scales.half().float(),
-        torch.randint(0, 17, shape, dtype=torch.int32, device=CUDA),
+        torch.randint(
+            *((8, 9) if is_symmetric else (0, 17)), shape, dtype=torch.int32, device=CUDA
+        ),
         groups[torch.randperm(columns, device=CUDA)] if has_order else groups,
     )
 
 
-def int4(rows, columns, has_order=False):
-    weight = int4_weight(rows, columns, has_order)
+def int4(rows, columns, has_order=False, is_symmetric=False):
+    weight = int4_weight(rows, columns, has_order, is_symmetric)
     kept = Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
     assert torch.equal(kept.dequantised(), weight.dequantised())
     return kept
@@ -85,11 +87,16 @@ def int4_in_order_of_its_own(rows, columns):
     return int4(rows, columns, has_order=True)
 
 
+def int4_symmetric(rows, columns):
+    return int4(rows, columns, is_symmetric=True)
+
+
 KINDS = {
     "fp8_rows": fp8_rows,
     "fp8_blocks": fp8_blocks,
     "int4": int4,
     "int4_act_order": int4_in_order_of_its_own,
+    "int4_symmetric": int4_symmetric,
 }
 
 

@@ -12,8 +12,11 @@ VALUES_PER_WORD = 8
 PAIRS_PER_WORD = 4
 ROWS_TOGETHER = 8
 CHUNK_WORDS = 16
-HALF_HEADER, FLOAT_HEADER = 2, 4
-"""Words of a row's turn, with scales of 16 bits and of 32."""
+MIDDLE = 8
+"""The zero of symmetric weights."""
+SCALES_HEADER, HALF_HEADER, FLOAT_HEADER = 1, 2, 4
+"""Words of a row's turn: scales of 16 bits where all zeros are MIDDLE, zeros and scales of 16 bits,
+zeros and scales of 32."""
 _TURNS = (256, 128)
 _BITS = 4
 
@@ -27,11 +30,11 @@ class Int4Groups(KeptWeight):
 
     words: int32 (out_features / 8, in_features), of eight rows each: the first 16 words of row
     after row, then the next 16 and so on, so that what a warp loads at once, 64 bytes of each of
-    eight rows, lies together. headers: int32 (out_features / 8, turns, 8, 2 or 4), of each row's
+    eight rows, lies together. headers: int32 (out_features / 8, turns, 8, 1, 2 or 4), of each row's
     turn: the zero of its first half in the low 16 bits of one word and that of its second in the
-    high ones; then both halves' scales, as float16 in one word, or, where those are not exactly
-    such numbers, as float32 in the third and the fourth. order: int64 (in_features,), which input
-    feature each column is of; None where they are in order.
+    high ones, left out where all are MIDDLE; then both halves' scales, as float16 in one word, or,
+    where those are not exactly such numbers, as float32 in the third and the fourth. order: int64
+    (in_features,), which input feature each column is of; None where they are in order.
     """
 
     dtypes = (torch.bfloat16, torch.float16)
@@ -64,7 +67,7 @@ class Int4Groups(KeptWeight):
 
     @classmethod
     def unread(cls, rows: int, columns: int, num_groups: int, has_order: bool) -> Self | None:
-        """As of, from shapes alone: on the meta device, with scales of 16 bits."""
+        """As of, from shapes alone: on the meta device, with zeros and scales of 16 bits."""
         turn = _turn_of(rows, columns, columns // num_groups)
         if turn is None:
             return None
@@ -80,10 +83,12 @@ class Int4Groups(KeptWeight):
         first = pieces[0]
         if not all(first._goes_with(piece) for piece in pieces):
             return None
-        headers: list[torch.Tensor] = [piece.headers for piece in pieces]
-        if len({one.shape[-1] for one in headers}) > 1:
-            headers = [_headers(piece._zeros(), piece._scales(), FLOAT_HEADER) for piece in pieces]
-        return cls(torch.cat([piece.words for piece in pieces]), torch.cat(headers), first.order)
+        words = torch.cat([piece.words for piece in pieces])
+        if len({piece.headers.shape[-1] for piece in pieces}) == 1:
+            return cls(words, torch.cat([piece.headers for piece in pieces]), first.order)
+        zeros = torch.cat([piece._zeros() for piece in pieces])
+        scales = torch.cat([piece._scales() for piece in pieces])
+        return cls(words, _headers(zeros, scales), first.order)
 
     def is_finite(self) -> bool:
         return bool((self._scales() * (1 << _BITS)).isfinite().all())
@@ -104,6 +109,8 @@ class Int4Groups(KeptWeight):
     def _zeros(self) -> torch.Tensor:
         """int32 (out_features, halves of turns)."""
         words = self._by_row()[:, :, 0]
+        if self.headers.shape[-1] == SCALES_HEADER:
+            words = torch.full_like(words, MIDDLE | MIDDLE << 16)
         return torch.stack([words & 0xFFFF, words >> 16], dim=2).flatten(1)
 
     def _scales(self) -> torch.Tensor:
@@ -111,7 +118,7 @@ class Int4Groups(KeptWeight):
         words = self._by_row()
         if words.shape[2] == FLOAT_HEADER:
             return words[:, :, 2:].contiguous().view(torch.float32).flatten(1)
-        return words[:, :, 1:].contiguous().view(torch.float16).float().flatten(1)
+        return words[:, :, -1:].contiguous().view(torch.float16).float().flatten(1)
 
     def _by_row(self) -> torch.Tensor:
         """(out_features, turns, words of a header)."""
@@ -156,12 +163,14 @@ def _together(words: torch.Tensor, num_words: int) -> torch.Tensor:
     return by_row.transpose(1, 2).flatten(1).contiguous()
 
 
-def _headers(zeros: torch.Tensor, scales: torch.Tensor, least: int = HALF_HEADER) -> torch.Tensor:
-    """Of zeros, int32, and scales, float32, both (rows, halves of turns). least: words of one."""
+def _headers(zeros: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Of zeros, int32, and scales, float32, both (rows, halves of turns). As short as can be."""
     low, high = zeros.view(len(zeros), -1, 2).unbind(2)
     half = scales.half()
-    if least == HALF_HEADER and torch.equal(half.float(), scales):
-        parts = [low | high << 16, half.contiguous().view(torch.int32)]
+    if torch.equal(half.float(), scales):
+        parts = [half.contiguous().view(torch.int32)]
+        if not bool((zeros == MIDDLE).all()):
+            parts.insert(0, low | high << 16)
     else:
         first, second = scales.contiguous().view(torch.int32).view(len(zeros), -1, 2).unbind(2)
         parts = [low | high << 16, torch.zeros_like(low), first, second]

@@ -7,12 +7,14 @@ import triton
 import triton.language as tl
 
 from workers.layers.gemm.skinny import LINE_BYTES
-from workers.layers.kept.int4 import CHUNK_WORDS, FLOAT_HEADER, ROWS_TOGETHER
+from workers.layers.kept.int4 import CHUNK_WORDS, FLOAT_HEADER, MIDDLE, ROWS_TOGETHER, SCALES_HEADER
 
 _TOGETHER = tl.constexpr(ROWS_TOGETHER)
 _LINE_WORDS = tl.constexpr(LINE_BYTES // 4)
 _CHUNK = tl.constexpr(CHUNK_WORDS)
-_FLOAT_HEADER = tl.constexpr(FLOAT_HEADER)
+_SCALES_HEADER, _FLOAT_HEADER = tl.constexpr(SCALES_HEADER), tl.constexpr(FLOAT_HEADER)
+BOTH_MIDDLE = tl.constexpr(MIDDLE | MIDDLE << 16)
+"""A header's zeros where it has none."""
 
 
 def _run_row_words(words: tl.tensor, rows: tl.tensor, in_features: tl.tensor) -> tl.tensor:
@@ -81,20 +83,33 @@ def _run_half_float(word: tl.tensor, SHIFT: tl.constexpr) -> tl.tensor:  # noqa:
 half_float = triton.jit(_run_half_float)
 
 
+def _run_load_zeros(
+    at: tl.tensor,
+    is_row: tl.tensor,
+    HEADER_WORDS: tl.constexpr,  # noqa: N803
+) -> tl.tensor:
+    """int32 (rows,), of both halves of a turn, as a header has them. at, is_row: as load_scales."""
+    if HEADER_WORDS == _SCALES_HEADER:
+        return tl.full(at.shape, BOTH_MIDDLE, dtype=tl.int32)
+    else:  # noqa: RET505 - Triton takes one of branches that all return
+        return tl.load(at, mask=is_row)
+
+
+load_zeros = triton.jit(_run_load_zeros)
+
+
 def _run_load_scales(
     at: tl.tensor,
     is_row: tl.tensor,
     HEADER_WORDS: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
-    """Of both halves of a turn, float32 (rows,). at: of the headers, whose first words are zeros.
-
-    is_row: (rows,), of the others they are whatever there was; or None where all are.
-    """
+    """Of both halves of a turn, float32 (rows,). at: of the headers. is_row: (rows,), of the others
+    they are whatever there was; or None where all are."""
     if HEADER_WORDS == _FLOAT_HEADER:
         low = tl.load(at + 2, mask=is_row).to(tl.float32, bitcast=True)
         return low, tl.load(at + 3, mask=is_row).to(tl.float32, bitcast=True)
     else:  # noqa: RET505 - Triton takes one of branches that all return
-        both = tl.load(at + 1, mask=is_row)
+        both = tl.load(at + (HEADER_WORDS - 1), mask=is_row)
         return half_float(both, 0), half_float(both, 16)
 
 

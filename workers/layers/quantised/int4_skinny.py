@@ -17,6 +17,7 @@ from workers.layers.quantised.int4_rows import (
     further_lines,
     headers_stride,
     load_scales,
+    load_zeros,
     row_headers,
     row_words,
     turn_words,
@@ -71,7 +72,7 @@ def _int4_skinny(  # noqa: PLR0913
     total = tl.zeros((BLOCK_ROWS, BLOCK_TOKENS), dtype=tl.float32)
     for start in range(0, k_per_split, TURN):
         packed = tl.load(words_at + start)
-        turn_zeros = tl.load(headers_at + start // TURN * STRIDE)
+        turn_zeros = load_zeros(headers_at + start // TURN * STRIDE, None, HEADER_WORDS)
         here = inputs_at + start
         first = tl.trans(tl.load(here, mask=is_token, other=0.0))
         second = tl.trans(tl.load(here + QUARTER, mask=is_token, other=0.0))

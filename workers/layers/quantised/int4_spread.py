@@ -9,6 +9,7 @@ from workers.layers.kept.int4 import VALUES_PER_WORD, Int4Groups
 from workers.layers.quantised.int4_rows import (
     headers_stride,
     load_scales,
+    load_zeros,
     row_headers,
     row_words,
     turn_words,
@@ -44,7 +45,7 @@ def _int4_spread(  # noqa: PLR0913
     target = out + rows[:, None] * in_features + columns[None, :]
     headers_at = row_headers(headers, rows, in_features // TURN, HEADER_WORDS)
     headers_at += tl.program_id(1) * headers_stride(HEADER_WORDS)
-    turn_zeros = tl.load(headers_at, mask=is_row)
+    turn_zeros = load_zeros(headers_at, is_row, HEADER_WORDS)
     low_scales, high_scales = load_scales(headers_at, is_row, HEADER_WORDS)
     for half in tl.static_range(2):
         scale = high_scales if half else low_scales

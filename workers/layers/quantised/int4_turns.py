@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from workers.layers.kept.int4 import CHUNK_WORDS, FLOAT_HEADER, ROWS_TOGETHER, VALUES_PER_WORD
+from workers.layers.quantised.int4_rows import load_zeros
 
 TILE_ROWS = 16
 _TOGETHER = tl.constexpr(ROWS_TOGETHER)
@@ -123,7 +124,8 @@ def _run_load_header(at: tl.tensor, shape: tl.constexpr) -> tl.tensor:
     if shape.header_words == _FLOAT_HEADER:
         return tl.load(at), tl.load(at + 2), tl.load(at + 3)
     else:  # noqa: RET505 - Triton takes one of branches that all return
-        return tl.load(at), tl.load(at + 1)
+        zeros = load_zeros(at, None, shape.header_words)
+        return zeros, tl.load(at + (shape.header_words - 1))
 
 
 load_header = triton.jit(_run_load_header)

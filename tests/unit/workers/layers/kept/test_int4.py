@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from workers.layers.formats.grouped import GroupedWeight
-from workers.layers.kept.int4 import FLOAT_HEADER, HALF_HEADER, Int4Groups
+from workers.layers.kept.int4 import FLOAT_HEADER, HALF_HEADER, SCALES_HEADER, Int4Groups
 
 
-def weight_of(rows, columns, group_size, has_half_scales=True):
+def weight_of(rows, columns, group_size, has_half_scales=True, is_symmetric=False):
     groups = torch.arange(columns) // group_size
     shape = rows, columns // group_size
     scales = torch.rand(shape) * 0.01
     return GroupedWeight(
         torch.randint(0, 16, (rows, columns), dtype=torch.int32),
         scales.half().float() if has_half_scales else scales,
-        torch.randint(0, 17, shape, dtype=torch.int32),
+        torch.randint(*((8, 9) if is_symmetric else (0, 17)), shape, dtype=torch.int32),
         groups,
     )
 
@@ -36,6 +36,16 @@ def test_it_is_the_weight(columns, group_size, has_half_scales) -> None:
     assert (unread.words.shape, unread.turn) == (kept.words.shape, kept.turn)
     if has_half_scales:
         assert unread.headers.shape == kept.headers.shape
+
+
+def test_symmetric_weights_have_no_zeros() -> None:
+    weight = weight_of(16, 512, 128, is_symmetric=True)
+    kept = kept_of(weight)
+    assert kept.headers.shape == (2, 2, 8, SCALES_HEADER)
+    assert torch.equal(kept.dequantised(), weight.dequantised())
+    weight.zeros[11, 2] = 7
+    assert kept_of(weight).headers.shape[-1] == HALF_HEADER
+    assert torch.equal(kept_of(weight).dequantised(), weight.dequantised())
 
 
 def test_what_a_load_takes_lies_together() -> None:
@@ -62,6 +72,12 @@ def test_pieces_with_other_scales_and_groups_are_joined() -> None:
     assert torch.equal(joined.dequantised(), torch.cat([one.dequantised() for one in weights]))
     alike = Int4Groups.joined([kept_of(one) for one in (weights[0], weights[2])])
     assert alike.headers.shape[-1] == HALF_HEADER
+    short = weight_of(8, 512, 128, is_symmetric=True)
+    both = Int4Groups.joined([kept_of(one) for one in (short, weights[0])])
+    assert both.headers.shape[-1] == HALF_HEADER
+    assert torch.equal(both.dequantised()[:8], short.dequantised())
+    shorts = Int4Groups.joined([kept_of(short), kept_of(short)])
+    assert shorts.headers.shape[-1] == SCALES_HEADER
 
 
 def test_other_turns_do_not_go_together() -> None:
