@@ -20,7 +20,7 @@ from workers.layers.formats.grouped import (
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word each of its features is."""
-_DUMMY_ZEROS = -0x77777778  # 8 in every place of an int32
+_DUMMY_ZEROS = -0x78787879  # 7 and 8 by turns in an int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Awq(GroupedFormat):
     group_size: int
     bits = 4
     has_act_order = False
+    is_symmetric = False
 
     @property
     def title(self) -> str:

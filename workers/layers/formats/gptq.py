@@ -23,12 +23,14 @@ from workers.layers.formats.grouped import (
 @dataclass(frozen=True, slots=True)
 class Gptq(GroupedFormat):
     """has_act_order: g_idx counts. zero_offset: what is added to a stored zero, 1 in checkpoints of
-    the first version and 0 in those of the second."""
+    the first version and 0 in those of the second. is_symmetric: stated; zeros are read all the
+    same."""
 
     bits: int
     group_size: int
     has_act_order: bool
     zero_offset: int
+    is_symmetric: bool
 
     @property
     def title(self) -> str:
@@ -58,9 +60,10 @@ class Gptq(GroupedFormat):
         return stored
 
     def _dummy_zeros(self) -> int:
-        """A word of zeros in the middle of the values."""
+        """A word of zeros in the middle of the values; of others every second one is one less."""
         middle = (1 << (self.bits - 1)) - self.zero_offset
-        word = sum(middle << shift for shift in range(0, 32, self.bits))
+        zeros = [middle - (0 if self.is_symmetric else place % 2) for place in range(32)]
+        word = sum(zeros[shift // self.bits] << shift for shift in range(0, 32, self.bits))
         return word - (1 << 32) if word >= 1 << 31 else word
 
     def slices(self, part: str, cut: Cut) -> tuple[slice, ...]:

@@ -39,11 +39,13 @@ class GroupedWeight:
 
 class GroupedFormat(WeightFormat):
     """bits: of a value. group_size: columns to a scale; -1 for all of them. has_act_order: columns
-    of a group do not lie together."""
+    of a group do not lie together. is_symmetric: whether all zeros are the middle of the values, as
+    far as the recipe says."""
 
     bits: int
     group_size: int
     has_act_order: bool
+    is_symmetric: bool
 
     @abstractmethod
     def grouped(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> GroupedWeight:
@@ -62,7 +64,9 @@ class GroupedFormat(WeightFormat):
             return None
         groups = self.group_slice(cut)
         num_groups = groups.stop - groups.start
-        return Int4Groups.unread(cut.num_rows, cut.num_columns, num_groups, self.has_act_order)
+        return Int4Groups.unread(
+            cut.num_rows, cut.num_columns, num_groups, self.has_act_order, self.is_symmetric
+        )
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor], cut: Cut) -> torch.Tensor:
         return self.grouped(tensors, cut).dequantised()

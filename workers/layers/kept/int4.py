@@ -66,14 +66,23 @@ class Int4Groups(KeptWeight):
         return cls(_together(packed, CHUNK_WORDS), headers, None if is_in_order else order)
 
     @classmethod
-    def unread(cls, rows: int, columns: int, num_groups: int, has_order: bool) -> Self | None:
-        """As of, from shapes alone: on the meta device, with zeros and scales of 16 bits."""
+    def unread(
+        cls,
+        rows: int,
+        columns: int,
+        num_groups: int,
+        has_order: bool,
+        is_symmetric: bool = False,
+    ) -> Self | None:
+        """As of, from shapes alone: on the meta device, with scales of 16 bits and, unless
+        is_symmetric, zeros."""
         turn = _turn_of(rows, columns, columns // num_groups)
         if turn is None:
             return None
         eights = rows // ROWS_TOGETHER
         words = torch.empty(eights, columns, dtype=torch.int32, device="meta")
-        size = eights, columns // turn, ROWS_TOGETHER, HALF_HEADER
+        header_words = SCALES_HEADER if is_symmetric else HALF_HEADER
+        size = eights, columns // turn, ROWS_TOGETHER, header_words
         headers = torch.empty(size, dtype=torch.int32, device="meta")
         order = torch.empty(columns, dtype=torch.int64, device="meta") if has_order else None
         return cls(words, headers, order)
@@ -84,8 +93,12 @@ class Int4Groups(KeptWeight):
         if not all(first._goes_with(piece) for piece in pieces):
             return None
         words = torch.cat([piece.words for piece in pieces])
-        if len({piece.headers.shape[-1] for piece in pieces}) == 1:
+        widths = {piece.headers.shape[-1] for piece in pieces}
+        if len(widths) == 1:
             return cls(words, torch.cat([piece.headers for piece in pieces]), first.order)
+        if words.is_meta:
+            size = len(words), first.headers.shape[1], ROWS_TOGETHER, max(widths)
+            return cls(words, torch.empty(size, dtype=torch.int32, device="meta"), first.order)
         zeros = torch.cat([piece._zeros() for piece in pieces])
         scales = torch.cat([piece._scales() for piece in pieces])
         return cls(words, _headers(zeros, scales), first.order)

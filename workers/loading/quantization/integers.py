@@ -36,6 +36,7 @@ def gptq_recipe_of(stated: Mapping[str, Any]) -> WeightRecipe:
         group_size=group_size_of(stated, GPTQ),
         has_act_order=bool(stated.get("desc_act", False)),
         zero_offset=0 if version == "gptq_v2" else 1,
+        is_symmetric=stated.get("sym") is True,
     )
     exceptions = mapping(stated.get("dynamic") or {}, "dynamic")
     for name in exceptions:

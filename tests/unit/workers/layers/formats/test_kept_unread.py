@@ -27,8 +27,8 @@ KEPT = [
     Scaled(FP8, PerChannel()),
     Scaled(FP8, PerBlock(128, 128)),
     Awq(64),
-    Gptq(4, 64, has_act_order=False, zero_offset=1),
-    Gptq(4, 64, has_act_order=True, zero_offset=1),
+    Gptq(4, 64, has_act_order=False, zero_offset=1, is_symmetric=True),
+    Gptq(4, 64, has_act_order=True, zero_offset=1, is_symmetric=False),
     Packed(4, 128, is_symmetric=True, has_act_order=False),
     Packed(4, 64, is_symmetric=False, has_act_order=False),
 ]
@@ -38,7 +38,7 @@ NOT_KEPT = [
     Scaled(torch.int8, PerChannel()),
     Scaled(FP8, PerBlock(64, 128)),
     Awq(32),
-    Gptq(8, 64, has_act_order=False, zero_offset=1),
+    Gptq(8, 64, has_act_order=False, zero_offset=1, is_symmetric=True),
 ]
 
 

@@ -76,6 +76,8 @@ def test_pieces_with_other_scales_and_groups_are_joined() -> None:
     both = Int4Groups.joined([kept_of(one) for one in (short, weights[0])])
     assert both.headers.shape[-1] == HALF_HEADER
     assert torch.equal(both.dequantised()[:8], short.dequantised())
+    unread = [Int4Groups.unread(8, 512, 4, False, is_symmetric=one) for one in (True, False)]
+    assert Int4Groups.joined(unread).headers.shape == both.headers.shape
     shorts = Int4Groups.joined([kept_of(short), kept_of(short)])
     assert shorts.headers.shape[-1] == SCALES_HEADER
 
