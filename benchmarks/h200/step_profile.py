@@ -114,11 +114,10 @@ def report(what: str, num_steps: int, kernels: list[tuple[str, float, float]]) -
         print(f"{share / num_steps:9.1f} us {counts[name] / num_steps:6.1f} x {each:7.2f}  {name}")
 
 
-def places_us(advances: list[tuple[str, float]], mark: str = ATTENTION) -> list[tuple[str, float]]:
-    """A layer's kernels in their order, from the one whose name contains mark up to the next such
-    one, with the medians of their advances, in us, of all layers that have as many kernels as
-    most."""
-    starts = [index for index, (name, _) in enumerate(advances) if mark in name]
+def places_us(advances: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """A layer's kernels in their order, from one attention to the next, with the medians of their
+    advances, in us, of all layers that have as many kernels as most."""
+    starts = [index for index, (name, _) in enumerate(advances) if ATTENTION in name]
     layers = [advances[start:stop] for start, stop in pairwise(starts)]
     if not layers:
         return []
@@ -230,6 +229,47 @@ def streams_of(text: str) -> tuple[int, int]:
     return int(num_streams), int(prompt_tokens)
 
 
+def build(arguments: argparse.Namespace) -> Engine:
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copy(arguments.config, Path(scratch) / "config.json")
+        config = EngineConfig(
+            model=scratch,
+            load_format="dummy",
+            tp_size=arguments.tp,
+            max_context_len=8192,
+            attention_backend=arguments.backend,
+            enable_prefix_cache=False,
+        )
+        return build_local_engine(config, lambda done, total: None)
+
+
+def settle(engine: Engine) -> None:
+    start_s = time.perf_counter()
+    num_turns = 0
+    while engine.prepare_while_idle():
+        num_turns += 1
+    print(f"-- prepared in {num_turns} turns, {time.perf_counter() - start_s:.1f} s")
+
+
+def report_streams(
+    engine: Engine, num_streams: int, arguments: argparse.Namespace, is_last: bool
+) -> None:
+    """Streams that have started. is_last: mixed steps may follow, which take some of them."""
+    report_host(engine, num_streams)
+    kernels = profile_calls(engine.step, NUM_STEPS)
+    report(f"{num_streams} streams", NUM_STEPS, kernels)
+    if arguments.places:
+        report_places(kernels)
+    if arguments.functions:
+        report_functions(engine.step)
+    if is_last and not arguments.decode_only:
+        report_mixed(engine, num_streams, arguments.functions)
+    for index in range(num_streams):
+        engine.abort(f"{num_streams}-{index}")
+    while engine.has_work:
+        engine.step()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("config", type=Path, help="a Hugging Face config.json")
@@ -248,42 +288,14 @@ def main() -> None:
     parser.add_argument("--places", action="store_true", help="a layer's kernels in their order")
     parser.add_argument("--functions", action="store_true", help="profile the host's functions")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        shutil.copy(arguments.config, Path(scratch) / "config.json")
-        engine = build_local_engine(
-            EngineConfig(
-                model=scratch,
-                load_format="dummy",
-                tp_size=arguments.tp,
-                max_context_len=8192,
-                attention_backend=arguments.backend,
-                enable_prefix_cache=False,
-            ),
-            lambda done, total: None,
-        )
-    start_s = time.perf_counter()
-    num_turns = 0
-    while engine.prepare_while_idle():
-        num_turns += 1
-    print(f"-- prepared in {num_turns} turns, {time.perf_counter() - start_s:.1f} s")
+    engine = build(arguments)
+    settle(engine)
     for prompt_tokens in () if arguments.decode_only else SINGLE_PROMPTS:
         report_first_token(engine, prompt_tokens, arguments.functions)
     streams = [] if arguments.prompts_only else arguments.streams
     for num_streams, prompt_tokens in streams:
         start_streams(engine, num_streams, prompt_tokens)
-        report_host(engine, num_streams)
-        kernels = profile_calls(engine.step, NUM_STEPS)
-        report(f"{num_streams} streams", NUM_STEPS, kernels)
-        if arguments.places:
-            report_places(kernels)
-        if arguments.functions:
-            report_functions(engine.step)
-        if num_streams == streams[-1][0] and not arguments.decode_only:
-            report_mixed(engine, num_streams, arguments.functions)
-        for index in range(num_streams):
-            engine.abort(f"{num_streams}-{index}")
-        while engine.has_work:
-            engine.step()
+        report_streams(engine, num_streams, arguments, num_streams == streams[-1][0])
     if not arguments.decode_only:
         report_prefill(engine)
     engine.close()

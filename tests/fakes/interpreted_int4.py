@@ -9,9 +9,8 @@ from functools import partial
 import torch
 from torch.nn.functional import gelu, silu
 
+from tests.fakes.int4_weights import int4_weight, kept_of
 from tests.fakes.interpreted_quantised import check_close, check_gemv_of_no_numbers
-from workers.layers.formats.grouped import GroupedWeight
-from workers.layers.kept.int4 import Int4Groups
 from workers.layers.norm import RMSNorm
 from workers.layers.quantised.folded_norm import FoldedNorm
 from workers.layers.quantised.int4_mma import int4_mma
@@ -27,22 +26,8 @@ from workers.parallel.group import SingleRank
 WHOLE = ShardContext(SingleRank(), torch.bfloat16, torch.device("cpu"))
 
 
-def int4_weight(
-    num_rows, num_columns, group_size, has_order, has_half_scales=True, is_symmetric=False
-):
-    groups = torch.arange(num_columns) // group_size
-    shape = num_rows, num_columns // group_size
-    scales = torch.rand(shape) * 0.01
-    return GroupedWeight(
-        torch.randint(0, 16, (num_rows, num_columns), dtype=torch.int32),
-        scales.half().float() if has_half_scales else scales,
-        torch.randint(*((8, 9) if is_symmetric else (0, 17)), shape, dtype=torch.int32),
-        groups[torch.randperm(num_columns)] if has_order else groups,
-    )
-
-
 def check_int4(weight, num_tokens, num_splits):
-    kept = Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
+    kept = kept_of(weight)
     assert torch.equal(kept.dequantised(), weight.dequantised())
     x = torch.randn(num_tokens, kept.in_features)
     ordered = x if kept.order is None else x.index_select(1, kept.order)
@@ -55,7 +40,7 @@ def check_int4(weight, num_tokens, num_splits):
 
 def check_int4_mma(weight, shape, dtype):
     """x has numbers of sizes four powers of ten apart; parts are float32."""
-    kept = Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
+    kept = kept_of(weight)
     bound = 1e-5 if shape.num_splits > 1 else 5e-3
     x = (torch.randn(1, kept.in_features) * torch.logspace(-2, 2, kept.in_features)).to(dtype)
     want = x.double() @ weight.dequantised().double().t()
@@ -95,7 +80,7 @@ def check_int4_mmas():
 def check_mma_tiles():
     """Products by a table that has them, gated ones, too."""
     weight = int4_weight(64, 1024, 128, True)
-    kept = Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
+    kept = kept_of(weight)
     table = (TileRule(1, MmaTiles(16, 1, 512, 8, 4, 2)),)
     product = Int4Product(kept, True, table, table)
     x = torch.randn(1, 1024).bfloat16()
@@ -114,7 +99,7 @@ def stream_of(num_columns, gate_rows, num_rows, has_half_scales=True):
     kept = []
     for rows, columns in ((num_rows, num_columns), (2 * gate_rows, num_rows)):
         weight = int4_weight(rows, columns, 128, rows > num_rows, has_half_scales)
-        kept.append(Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups))
+        kept.append(kept_of(weight))
     return kept[0], RMSNorm(num_rows, 1e-5, WHOLE), kept[1]
 
 
@@ -183,9 +168,7 @@ def check_what_is_not_folded():
 def check_part_of_a_row():
     """x is a part of a wider row, which begins between two multiples of 16 bytes."""
     weight = int4_weight(32, 256, 128, False)
-    product = Int4Product(
-        Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups), False
-    )
+    product = Int4Product(kept_of(weight), False)
     x = torch.randn(1, 264).bfloat16()[:, 4:260]
     assert x.is_contiguous()
     assert torch.equal(product(x), product(x.clone()))

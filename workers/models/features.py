@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from workers.models.registry import NATIVE_ARCHITECTURES, NativeFamily
+from workers.models.registry import NATIVE_ARCHITECTURES, NativeFamily, no_member
 
 
 class ModelFeature(Enum):
@@ -121,7 +121,8 @@ def native_capability(architecture: str) -> ModelCapability:
     """Of one of NATIVE_ARCHITECTURES; subject is that of its text."""
     family = NATIVE_ARCHITECTURES[architecture]
     subject = TEXT_OF.get(architecture, architecture)
-    code = "native" if family.is_measured else "native; on one GPU with `model_impl: native`"
+    is_asked_for = family.is_measured is no_member
+    code = "native; on one GPU with `model_impl: native`" if is_asked_for else "native"
     why_not = _native_obstacles(family) | _OF_ARCHITECTURE.get(subject, {})
     return ModelCapability(subject, code, why_not)
 

@@ -89,11 +89,11 @@ OfMembers = Callable[[PreTrainedConfig, torch.dtype], bool]
 """What is true of some members of a family: of these configs with weights of this dtype."""
 
 
-def _every_member(config: PreTrainedConfig, dtype: torch.dtype) -> bool:
+def every_member(config: PreTrainedConfig, dtype: torch.dtype) -> bool:
     return True
 
 
-def _no_member(config: PreTrainedConfig, dtype: torch.dtype) -> bool:
+def no_member(config: PreTrainedConfig, dtype: torch.dtype) -> bool:
     return False
 
 
@@ -114,10 +114,9 @@ class NativeFamily:
     layers may be mixtures of experts; reads_stacks: whether its checkpoints have those of a layer
     in one tensor. has_windows: whether every member has layers that let tokens
     go. has_states: whether layers keep a state. takes_adapters: whether low-rank
-    adapters may change its layers. is_measured: whether it was found to be faster on one GPU than
-    transformers' code around this repository's kernels; measured_members: those that this holds
-    for, the others run by unfused code. has_stored_products: whether the class of a member on
-    NVIDIA GPUs names grouped_layers_as_stored.
+    adapters may change its layers. is_measured: of members that were found to be faster on one GPU
+    than transformers' code around this repository's kernels. has_stored_products: of members whose
+    class on NVIDIA GPUs names grouped_layers_as_stored.
     """
 
     build: BuildNative
@@ -128,9 +127,8 @@ class NativeFamily:
     has_windows: bool = False
     has_states: bool = False
     takes_adapters: bool = False
-    is_measured: bool = True
-    measured_members: OfMembers = _every_member
-    has_stored_products: OfMembers = _no_member
+    is_measured: OfMembers = every_member
+    has_stored_products: OfMembers = no_member
 
 
 _LLAMA = NativeFamily(
@@ -146,7 +144,7 @@ _GEMMA = NativeFamily(
     takes_adapters=True,
     has_stored_products=_fused_gemmas,
 )
-_LLAMA_MIXTURE = replace(_LLAMA, has_experts=True, measured_members=_fused_llamas)
+_LLAMA_MIXTURE = replace(_LLAMA, has_experts=True, is_measured=_fused_llamas)
 _DEEPSEEK = NativeFamily(
     _build_deepseek_family, deepseek_obstacle, keeps_latents=True, has_experts=True
 )
@@ -156,10 +154,10 @@ _LLAMA4 = NativeFamily(
     has_experts=True,
     reads_stacks=True,
     has_windows=True,
-    is_measured=False,
+    is_measured=no_member,
 )
 _QWEN3_NEXT = NativeFamily(
-    _build_qwen3_next, qwen3_next_obstacle, has_experts=True, has_states=True, is_measured=False
+    _build_qwen3_next, qwen3_next_obstacle, has_experts=True, has_states=True, is_measured=no_member
 )
 
 NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
@@ -171,10 +169,10 @@ NATIVE_ARCHITECTURES: dict[str, NativeFamily] = {
     "Qwen2MoeForCausalLM": _LLAMA_MIXTURE,
     "Qwen3MoeForCausalLM": _LLAMA_MIXTURE,
     "GptOssForCausalLM": replace(
-        _LLAMA_MIXTURE, reads_stacks=True, has_windows=True, measured_members=_every_member
+        _LLAMA_MIXTURE, reads_stacks=True, has_windows=True, is_measured=every_member
     ),
     # Its heads rotate in part: no fused kernels, and another routing than what was measured.
-    "Glm4MoeForCausalLM": replace(_LLAMA_MIXTURE, is_measured=False),
+    "Glm4MoeForCausalLM": replace(_LLAMA_MIXTURE, is_measured=no_member),
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
     "Qwen3NextForCausalLM": _QWEN3_NEXT,
@@ -294,8 +292,7 @@ def _is_left_to_transformers(
     if speculation is not None and speculation.method in METHODS_READING_STATES:
         return False
     family = NATIVE_ARCHITECTURES[architecture]
-    dtype = dtype_on_gpu(config, engine.dtype)
-    return not (family.is_measured and family.measured_members(config, dtype))
+    return not family.is_measured(config, dtype_on_gpu(config, engine.dtype))
 
 
 def _latent_obstacle(engine: EngineConfig) -> str | None:

@@ -8,14 +8,13 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.fakes.int4_weights import int4_weight, kept_of
 from tests.fakes.quantised_checkpoints import FP8, by_scale, gptq, quantise_folder
 from tests.fakes.tiny_models import TinyModel, save_tiny_model
 from tests.gpu.engines import CUDA, GREEDY, generate, prompts_of
 from tests.gpu.needs import NEEDS_GPU, NEEDS_HOPPER
 from workers.config import EngineConfig
-from workers.layers.formats.grouped import GroupedWeight
 from workers.layers.kept.fp8 import Fp8Blocks, Fp8Rows
-from workers.layers.kept.int4 import Int4Groups
 from workers.layers.quantised.fp8_mapped import fp8_mapped
 from workers.layers.quantised.fp8_products import Fp8BlockProduct, Fp8RowProduct
 from workers.layers.quantised.fp8_rounded import fp8_rounded
@@ -61,30 +60,16 @@ def fp8_blocks(rows, columns):
     return Fp8Blocks(fp8_values(rows, columns), scales)
 
 
-def int4_weight(rows, columns, has_order, is_symmetric=False):
-    """Scales are numbers of 16 bits but with an order."""
-    groups = torch.arange(columns, device=CUDA) // 128
-    shape = rows, columns // 128
-    scales = torch.rand(shape, device=CUDA) * 0.01
-    return GroupedWeight(
-        torch.randint(0, 16, (rows, columns), dtype=torch.int32, device=CUDA),
-        scales if has_order else scales.half().float(),
-        torch.randint(
-            *((8, 9) if is_symmetric else (0, 17)), shape, dtype=torch.int32, device=CUDA
-        ),
-        groups[torch.randperm(columns, device=CUDA)] if has_order else groups,
-    )
-
-
-def int4(rows, columns, has_order=False, is_symmetric=False):
-    weight = int4_weight(rows, columns, has_order, is_symmetric)
-    kept = Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
+def int4(rows, columns, **kind):
+    weight = int4_weight(rows, columns, device=CUDA, **kind)
+    kept = kept_of(weight)
     assert torch.equal(kept.dequantised(), weight.dequantised())
     return kept
 
 
 def int4_in_order_of_its_own(rows, columns):
-    return int4(rows, columns, has_order=True)
+    """With scales of 32 bits."""
+    return int4(rows, columns, has_order=True, has_half_scales=False)
 
 
 def int4_symmetric(rows, columns):

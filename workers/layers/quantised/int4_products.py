@@ -71,16 +71,11 @@ class Int4Product(KeptProduct):
         self, new: NewTensor, x: torch.Tensor, tiles: SkinnyTiles, shape: SkinnyShape
     ) -> torch.Tensor:
         if isinstance(tiles, GemvTiles):
-            return self._of_one(new, x, shape, None)
+            return int4_mma(_aligned(x), self._kept, shape, new)
         return int4_skinny(x, self._kept, shape, new)
 
     def _gated_of_few(self, x: torch.Tensor, shape: SkinnyShape, gate: Gate) -> torch.Tensor:
-        return self._of_one(torch.empty, self._ordered(x), shape, gate)
-
-    def _of_one(
-        self, new: NewTensor, x: torch.Tensor, shape: SkinnyShape, gate: Gate | None
-    ) -> torch.Tensor:
-        return int4_mma(_aligned(x), self._kept, shape, new, gate)
+        return int4_mma(_aligned(self._ordered(x)), self._kept, shape, gate=gate)
 
     def _of_many(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
         return cublas_gemm(x, int4_spread(self._kept, x.dtype), new)

@@ -13,7 +13,7 @@ _TOGETHER = tl.constexpr(ROWS_TOGETHER)
 _LINE_WORDS = tl.constexpr(LINE_BYTES // 4)
 _CHUNK = tl.constexpr(CHUNK_WORDS)
 _SCALES_HEADER, _FLOAT_HEADER = tl.constexpr(SCALES_HEADER), tl.constexpr(FLOAT_HEADER)
-BOTH_MIDDLE = tl.constexpr(MIDDLE | MIDDLE << 16)
+_BOTH_MIDDLE = tl.constexpr(MIDDLE | MIDDLE << 16)
 """A header's zeros where it has none."""
 
 
@@ -75,22 +75,15 @@ def _run_further_lines(NUM_LINES: tl.constexpr) -> tl.tensor:  # noqa: N803
 further_lines = triton.jit(_run_further_lines)
 
 
-def _run_half_float(word: tl.tensor, SHIFT: tl.constexpr) -> tl.tensor:  # noqa: N803
-    """int32, float16 from bit SHIFT on -> float32."""
-    return (word >> SHIFT).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-half_float = triton.jit(_run_half_float)
-
-
 def _run_load_zeros(
     at: tl.tensor,
     is_row: tl.tensor,
     HEADER_WORDS: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
-    """int32 (rows,), of both halves of a turn, as a header has them. at, is_row: as load_scales."""
+    """int32 (rows,), of both halves of a turn, as a header has them. at, is_row: as
+    load_scale_words."""
     if HEADER_WORDS == _SCALES_HEADER:
-        return tl.full(at.shape, BOTH_MIDDLE, dtype=tl.int32)
+        return tl.full(at.shape, _BOTH_MIDDLE, dtype=tl.int32)
     else:  # noqa: RET505 - Triton takes one of branches that all return
         return tl.load(at, mask=is_row)
 
@@ -98,19 +91,48 @@ def _run_load_zeros(
 load_zeros = triton.jit(_run_load_zeros)
 
 
+def _run_load_scale_words(
+    at: tl.tensor,
+    is_row: tl.tensor,
+    HEADER_WORDS: tl.constexpr,  # noqa: N803
+) -> tl.tensor:
+    """int32 (rows,), one or two, in which the scales of both halves of a turn are. at: of the
+    headers. is_row: (rows,), of the others they are whatever there was; or None where all are."""
+    if HEADER_WORDS == _FLOAT_HEADER:
+        return tl.load(at + 2, mask=is_row), tl.load(at + 3, mask=is_row)
+    else:  # noqa: RET505
+        return (tl.load(at + (HEADER_WORDS - 1), mask=is_row),)
+
+
+load_scale_words = triton.jit(_run_load_scale_words)
+
+
+def _run_half_float(word: tl.tensor, SHIFT: tl.constexpr) -> tl.tensor:  # noqa: N803
+    """int32, float16 from bit SHIFT on -> float32."""
+    return (word >> SHIFT).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+_half_float = triton.jit(_run_half_float)
+
+
+def _run_scales_of(words: tl.tensor) -> tl.tensor:
+    """float32 (rows,), of a turn's first half and of its second. words: as load_scale_words."""
+    if len(words) == 1:
+        return _half_float(words[0], 0), _half_float(words[0], 16)
+    else:  # noqa: RET505
+        return words[0].to(tl.float32, bitcast=True), words[1].to(tl.float32, bitcast=True)
+
+
+scales_of = triton.jit(_run_scales_of)
+
+
 def _run_load_scales(
     at: tl.tensor,
     is_row: tl.tensor,
     HEADER_WORDS: tl.constexpr,  # noqa: N803
 ) -> tl.tensor:
-    """Of both halves of a turn, float32 (rows,). at: of the headers. is_row: (rows,), of the others
-    they are whatever there was; or None where all are."""
-    if HEADER_WORDS == _FLOAT_HEADER:
-        low = tl.load(at + 2, mask=is_row).to(tl.float32, bitcast=True)
-        return low, tl.load(at + 3, mask=is_row).to(tl.float32, bitcast=True)
-    else:  # noqa: RET505 - Triton takes one of branches that all return
-        both = tl.load(at + (HEADER_WORDS - 1), mask=is_row)
-        return half_float(both, 0), half_float(both, 16)
+    """float32 (rows,), of both halves of a turn. at, is_row: as load_scale_words."""
+    return scales_of(load_scale_words(at, is_row, HEADER_WORDS))
 
 
 load_scales = triton.jit(_run_load_scales)

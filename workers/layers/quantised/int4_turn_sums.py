@@ -8,7 +8,7 @@ import triton.language as tl
 
 from workers.layers.quantised.gemv import store_rows
 from workers.layers.quantised.int4_fragments import row_sums, turn_sums, turn_zeros, whole
-from workers.layers.quantised.int4_rows import half_float
+from workers.layers.quantised.int4_rows import scales_of
 from workers.layers.quantised.int4_turns import chunk_at
 
 
@@ -36,17 +36,6 @@ def _run_chained_sums(chains: tl.tensor, half: tl.constexpr, shape: tl.constexpr
 
 
 chained_sums = triton.jit(_run_chained_sums)
-
-
-def _run_header_scales(header: tl.tensor) -> tl.tensor:
-    """float32 (threads,), of a turn's halves. header: as load_header of int4_turns.py has it."""
-    if len(header) == 2:
-        return half_float(header[1], 0), half_float(header[1], 16)
-    else:  # noqa: RET505
-        return header[1].to(tl.float32, bitcast=True), header[2].to(tl.float32, bitcast=True)
-
-
-header_scales = triton.jit(_run_header_scales)
 
 
 def _run_multiply_turn(
@@ -86,7 +75,7 @@ def _run_multiply_turn(
     for tile in tl.static_range(tiles):
         low, high = chained_sums(sums[tile], 0, shape), chained_sums(sums[tile], 1, shape)
         for row in tl.static_range(2):
-            scales = header_scales(held[tile][2 * chunks + row])
+            scales = scales_of(held[tile][2 * chunks + row][1])
             out = out + (totals[2 * tile + row] + low[row] * scales[0] + high[row] * scales[1],)
     return out
 

@@ -11,14 +11,18 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from workers.layers.kept.int4 import CHUNK_WORDS, FLOAT_HEADER, ROWS_TOGETHER, VALUES_PER_WORD
-from workers.layers.quantised.int4_rows import load_zeros
+from workers.layers.kept.int4 import CHUNK_WORDS, ROWS_TOGETHER, VALUES_PER_WORD
+from workers.layers.quantised.int4_rows import (
+    headers_stride,
+    load_scale_words,
+    load_zeros,
+    row_headers,
+    row_words,
+)
 
 TILE_ROWS = 16
 _TOGETHER = tl.constexpr(ROWS_TOGETHER)
-_CHUNK = tl.constexpr(CHUNK_WORDS)
 _CHUNK_COLUMNS = tl.constexpr(CHUNK_WORDS * VALUES_PER_WORD)
-_FLOAT_HEADER = tl.constexpr(FLOAT_HEADER)
 
 
 class MmaShape(NamedTuple):
@@ -56,19 +60,15 @@ def _run_begin(
     if not shape.is_whole:
         first = tl.minimum(first, shape.last_row)
         second = tl.minimum(second, shape.rows - 1)
+    first, second = first.to(tl.int64), second.to(tl.int64)
     words_at = words + turn * shape.turn + lanes % 4 * 4
-    header_words: tl.constexpr = _TOGETHER * shape.header_words
-    headers_at = headers + turn * header_words
-    row_headers: tl.constexpr = shape.columns // shape.turn * header_words
+    headers_at = headers + turn * headers_stride(shape.header_words)
+    turns: tl.constexpr = shape.columns // shape.turn
     return (
-        words_at + first.to(tl.int64) // _TOGETHER * shape.columns + first % _TOGETHER * _CHUNK,
-        words_at + second.to(tl.int64) // _TOGETHER * shape.columns + second % _TOGETHER * _CHUNK,
-        headers_at
-        + first.to(tl.int64) // _TOGETHER * row_headers
-        + first % _TOGETHER * shape.header_words,
-        headers_at
-        + second.to(tl.int64) // _TOGETHER * row_headers
-        + second % _TOGETHER * shape.header_words,
+        row_words(words_at, first, shape.columns),
+        row_words(words_at, second, shape.columns),
+        row_headers(headers_at, first, turns, shape.header_words),
+        row_headers(headers_at, second, turns, shape.header_words),
     )
 
 
@@ -93,7 +93,7 @@ begin_block = triton.jit(_run_begin_block)
 def _run_advance(at: tl.tensor, shape: tl.constexpr) -> tl.tensor:
     """The same depth turns further on."""
     words = shape.depth * shape.turn
-    headers = shape.depth * (_TOGETHER * shape.header_words)
+    headers = shape.depth * headers_stride(shape.header_words)
     return at[0] + words, at[1] + words, at[2] + headers, at[3] + headers
 
 
@@ -118,14 +118,11 @@ load_words = triton.jit(_run_load_words)
 
 
 def _run_load_header(at: tl.tensor, shape: tl.constexpr) -> tl.tensor:
-    """int32 (threads,): zeros, then both scales in one word, or in two."""
+    """A turn's zeros, int32 (threads,), and the words that its scales are in."""
     # A word a load: pairs of registers, which are scarce, would be moved as soon as they come, and
     # what is loaded behind them would wait for that.
-    if shape.header_words == _FLOAT_HEADER:
-        return tl.load(at), tl.load(at + 2), tl.load(at + 3)
-    else:  # noqa: RET505 - Triton takes one of branches that all return
-        zeros = load_zeros(at, None, shape.header_words)
-        return zeros, tl.load(at + (shape.header_words - 1))
+    zeros = load_zeros(at, None, shape.header_words)
+    return zeros, load_scale_words(at, None, shape.header_words)
 
 
 load_header = triton.jit(_run_load_header)
@@ -142,7 +139,7 @@ def _run_load_turn(at: tl.tensor, step: tl.constexpr, shape: tl.constexpr) -> tl
         first = load_words(at[0] + place)
         second = load_words(at[1] + place)
         held = held + (first, second)
-    headers = step * (_TOGETHER * shape.header_words)
+    headers = step * headers_stride(shape.header_words)
     for row in tl.static_range(2):
         held = held + (load_header(at[2 + row] + headers, shape),)
     return held

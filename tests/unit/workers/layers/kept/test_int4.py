@@ -3,31 +3,15 @@
 import pytest
 import torch
 
-from workers.layers.formats.grouped import GroupedWeight
+from tests.fakes.int4_weights import int4_weight, kept_of
 from workers.layers.kept.int4 import FLOAT_HEADER, HALF_HEADER, SCALES_HEADER, Int4Groups
-
-
-def weight_of(rows, columns, group_size, has_half_scales=True, is_symmetric=False):
-    groups = torch.arange(columns) // group_size
-    shape = rows, columns // group_size
-    scales = torch.rand(shape) * 0.01
-    return GroupedWeight(
-        torch.randint(0, 16, (rows, columns), dtype=torch.int32),
-        scales.half().float() if has_half_scales else scales,
-        torch.randint(*((8, 9) if is_symmetric else (0, 17)), shape, dtype=torch.int32),
-        groups,
-    )
-
-
-def kept_of(weight):
-    return Int4Groups.of(weight.values, weight.scales, weight.zeros, weight.groups)
 
 
 @pytest.mark.parametrize("has_half_scales", [True, False])
 @pytest.mark.parametrize("columns", [128, 384, 512])
 @pytest.mark.parametrize("group_size", [64, 128])
 def test_it_is_the_weight(columns, group_size, has_half_scales) -> None:
-    weight = weight_of(24, columns, group_size, has_half_scales)
+    weight = int4_weight(24, columns, group_size, has_half_scales=has_half_scales)
     kept = kept_of(weight)
     assert torch.equal(kept.dequantised(), weight.dequantised())
     assert (kept.out_features, kept.in_features) == (24, columns)
@@ -39,7 +23,7 @@ def test_it_is_the_weight(columns, group_size, has_half_scales) -> None:
 
 
 def test_symmetric_weights_have_no_zeros() -> None:
-    weight = weight_of(16, 512, 128, is_symmetric=True)
+    weight = int4_weight(16, 512, 128, is_symmetric=True)
     kept = kept_of(weight)
     assert kept.headers.shape == (2, 2, 8, SCALES_HEADER)
     assert torch.equal(kept.dequantised(), weight.dequantised())
@@ -64,15 +48,15 @@ def test_what_a_load_takes_lies_together() -> None:
 
 def test_pieces_with_other_scales_and_groups_are_joined() -> None:
     weights = [
-        weight_of(8, 512, 128),
-        weight_of(16, 512, 256, has_half_scales=False),
-        weight_of(8, 512, 512),
+        int4_weight(8, 512, 128),
+        int4_weight(16, 512, 256, has_half_scales=False),
+        int4_weight(8, 512, 512),
     ]
     joined = Int4Groups.joined([kept_of(one) for one in weights])
     assert torch.equal(joined.dequantised(), torch.cat([one.dequantised() for one in weights]))
     alike = Int4Groups.joined([kept_of(one) for one in (weights[0], weights[2])])
     assert alike.headers.shape[-1] == HALF_HEADER
-    short = weight_of(8, 512, 128, is_symmetric=True)
+    short = int4_weight(8, 512, 128, is_symmetric=True)
     both = Int4Groups.joined([kept_of(one) for one in (short, weights[0])])
     assert both.headers.shape[-1] == HALF_HEADER
     assert torch.equal(both.dequantised()[:8], short.dequantised())
@@ -83,20 +67,20 @@ def test_pieces_with_other_scales_and_groups_are_joined() -> None:
 
 
 def test_other_turns_do_not_go_together() -> None:
-    pieces = [kept_of(weight_of(8, 512, group_size)) for group_size in (64, 128)]
+    pieces = [kept_of(int4_weight(8, 512, group_size)) for group_size in (64, 128)]
     assert [one.turn for one in pieces] == [128, 256]
     assert Int4Groups.joined(pieces) is None
 
 
 @pytest.mark.parametrize(("rows", "columns", "group_size"), [(12, 512, 128), (8, 512, 32)])
 def test_products_have_no_such_sizes(rows, columns, group_size) -> None:
-    assert kept_of(weight_of(rows, columns, group_size)) is None
+    assert kept_of(int4_weight(rows, columns, group_size)) is None
     assert Int4Groups.unread(rows, columns, columns // group_size, has_order=False) is None
 
 
 @pytest.mark.parametrize("scale", [torch.inf, torch.nan, 5e37])
 def test_scales_that_products_cannot_take_are_found(scale) -> None:
-    weight = weight_of(8, 256, 128)
+    weight = int4_weight(8, 256, 128)
     assert kept_of(weight).is_finite()
     weight.scales[3, 1] = scale
     assert not kept_of(weight).is_finite()
