@@ -7,8 +7,7 @@ longer in the engine than there, and it is the engine that counts. One engine of
 each of a layer's products (gate and up in one, o, down, qkv) each of the tiles in its place, the
 graph of one stream captured anew, the others being the best so far. Milliseconds a token at one
 stream of 1,024 and more, from the better of two runs each. Kernels are compiled first, in several
-processes, and run once: tiles whose product is wrong are told and not tried. Last the same with the
-norm behind attention as a part of both its neighbours. Needs Hopper.
+processes, and run once: tiles whose product is wrong are told and not tried. Needs Hopper.
 """
 
 import argparse
@@ -18,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,6 @@ from benchmarks.h200.product_candidates import one_row_worth_trying
 from benchmarks.h200.workloads import LOWEST_TOKEN_ID, VOCAB_SIZE
 from workers.config import EngineConfig
 from workers.engine.engine import Engine
-from workers.layers.quantised.folded_norm import FoldedNorm
 from workers.layers.quantised.int4_mma import mma_shape
 from workers.layers.quantised.skinny_shape import MmaTiles
 from workers.layers.quantised.tile_table import TileRule, TileTable
@@ -95,19 +92,6 @@ class TunedEngine:
             many = tuple(rule for rule in tabled if rule.max_rows > 1)
             setattr(product, name, tabled if tiles is None else (TileRule(1, tiles), *many))
         self._capture()
-
-    def fold_norms(self) -> bool:
-        """With the tiles in use. False where these have no kernels for it."""
-        model = self._runner._model
-        for index, layer in enumerate(model._layers):
-            first = layer.mlp.gate_up.product
-            first._gated_table = tuple(replace(x, folds_norm=True) for x in first._gated_table)
-            folded = FoldedNorm.of(layer.o, layer.joins.mlp_norm, layer.mlp.gate_up)
-            if folded is None:
-                return False
-            model._layers[index] = replace(layer, folded=folded)
-        self._capture()
-        return True
 
     def ms_a_token(self) -> float:
         span = MANY_TOKENS - FEW_TOKENS
@@ -182,8 +166,6 @@ def main() -> None:
         engine = TunedEngine(folder)
     for role in arguments.roles:
         use_best(engine, role, tried[role])
-    told = f"{engine.ms_a_token():.4f} ms" if engine.fold_norms() else "no kernels for these tiles"
-    print(f"with the norm behind attention folded: {told}", flush=True)
     engine.close()
 
 

@@ -11,14 +11,12 @@ from torch.nn.functional import gelu, silu
 
 from tests.fakes.int4_weights import int4_weight, kept_of
 from tests.fakes.interpreted_quantised import check_close, check_gemv_of_no_numbers
-from workers.layers.norm import RMSNorm
-from workers.layers.quantised.folded_norm import FoldedNorm
 from workers.layers.quantised.int4_mma import int4_mma
 from workers.layers.quantised.int4_products import Int4Product
 from workers.layers.quantised.int4_skinny import int4_skinny
 from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.product import KeptGatedProduct
-from workers.layers.quantised.skinny_shape import MmaTiles, SkinnyShape, SkinnyTiles
+from workers.layers.quantised.skinny_shape import MmaTiles, SkinnyShape
 from workers.layers.quantised.tile_table import TileRule
 from workers.layers.sharding import ShardContext
 from workers.parallel.group import SingleRank
@@ -93,78 +91,6 @@ def check_mma_tiles():
     check_part_of_a_row()
 
 
-def stream_of(num_columns, gate_rows, num_rows, has_half_scales=True):
-    """An output projection, a norm's weight and a gated block's first one, of num_columns inputs, a
-    stream of num_rows and gate_rows gates and as many up projections."""
-    kept = []
-    for rows, columns in ((num_rows, num_columns), (2 * gate_rows, num_rows)):
-        weight = int4_weight(rows, columns, 128, rows > num_rows, has_half_scales)
-        kept.append(kept_of(weight))
-    return kept[0], RMSNorm(num_rows, 1e-5, WHOLE), kept[1]
-
-
-def check_folded_norm(num_columns, num_rows, gate_rows, eps, *sizes, gate="silu", chains=1):
-    """A stream of numbers of unlike sizes, most of them small beside eps or large, is joined and
-    normalised as in double precision."""
-    o_kept, norm, gate_up_kept = stream_of(num_columns, gate_rows, num_rows)
-    norm.eps = eps
-    norm.weight.data = torch.randn(num_rows).bfloat16()
-    table = (TileRule(1, MmaTiles(*sizes, chains=chains), folds_norm=True),)
-    o = Int4Product(o_kept, True, table, table)
-    gate_up = KeptGatedProduct(Int4Product(gate_up_kept, True, table, table), gate)
-    folded = FoldedNorm.of(o, norm, gate_up)
-    x = torch.randn(1, num_columns).bfloat16()
-    residual = (torch.randn(1, num_rows) * torch.logspace(-2, 1, num_rows)).bfloat16()
-    assert folded.takes(x)
-    stream = residual.double() + x.double() @ o_kept.dequantised().double().t()
-    inner = folded(x, residual)
-    check_close(residual, stream, 5e-3)
-    mean = residual.double().square().mean()
-    normed = residual.double() / (mean + eps).sqrt() * norm.weight.double()
-    first, second = (normed @ gate_up_kept.dequantised().double().t()).chunk(2, dim=1)
-    bent = silu(first) if gate == "silu" else gelu(first, approximate="tanh")
-    check_close(inner, bent * second, 3e-2)
-    # What is no number stays none, and comes from nowhere else.
-    residual[0, -1] = float("nan")
-    assert folded(x, residual).isnan().all()
-    assert residual.isnan().sum() == 1
-
-
-def check_folded_norms():
-    """One tile and two; gated widths that end within a tile; an eps that is most of the mean;
-    columns of the second in an order of their own."""
-    check_folded_norm(512, 256, 32, 1e-5, 16, 1, 512, 1, 2, 2)
-    check_folded_norm(512, 384, 40, 1e-5, 32, 1, 256, 1, 2, 1, chains=2)
-    check_folded_norm(256, 640, 36, 50.0, 32, 1, 128, 1, 1, 1, gate="gelu_tanh")
-
-
-def check_what_is_not_folded():
-    """Of more rows than one, of other types, where parts are summed up behind the product, where
-    its rows are no whole blocks, where the table does not ask for it, and of products that have no
-    such kernel."""
-    o_kept, norm, gate_up_kept = stream_of(512, 32, 256)
-    whole, split = MmaTiles(16, 1, 256, 1, 2, 1), MmaTiles(16, 1, 256, 999, 2, 1)
-
-    def folded(first, second, folds_norm=True):
-        both = first, second
-        tables = [() if one is None else (TileRule(1, one, 0, folds_norm),) for one in both]
-        o = Int4Product(o_kept, True, tables[0], ())
-        gate_up = Int4Product(gate_up_kept, True, (), tables[1])
-        return FoldedNorm.of(o, norm, KeptGatedProduct(gate_up, "silu"))
-
-    assert folded(split, whole) is None
-    assert folded(whole, whole, folds_norm=False) is None
-    assert folded(MmaTiles(48, 1, 256, 1, 2, 1), whole) is None
-    assert folded(None, whole) is None
-    assert folded(whole, None) is None
-    assert folded(SkinnyTiles(16, 16, 256, 1, 2, 4), whole) is None
-    assert FoldedNorm.of(lambda x: x, norm, lambda x: x) is None
-    made = folded(whole, split)
-    assert made.takes(torch.zeros(1, 512, dtype=torch.bfloat16))
-    assert not made.takes(torch.zeros(1, 512, dtype=torch.float16))
-    assert not made.takes(torch.zeros(2, 512, dtype=torch.bfloat16))
-
-
 def check_part_of_a_row():
     """x is a part of a wider row, which begins between two multiples of 16 bytes."""
     weight = int4_weight(32, 256, 128, False)
@@ -185,6 +111,4 @@ if __name__ == "__main__":
     check_int4(int4_weight(40, 512, 128, False, is_symmetric=True), 3, 2)
     check_int4_mmas()
     check_mma_tiles()
-    check_folded_norms()
-    check_what_is_not_folded()
     print("all equal")

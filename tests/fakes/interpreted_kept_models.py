@@ -6,7 +6,6 @@ To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 
 import sys
 import tempfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,28 +100,6 @@ def check_model(folder, max_error, max_error_ranks, **changes):
         check_close(got, alone, max_error_ranks)
 
 
-def check_folded_norms(folder):
-    """If a table asks for them one rank has them; ranks that add up, and layers that adapters add
-    to, have not."""
-    asked = tuple(replace(rule, folds_norm=True) for rule in tile_table.INT4_GATED)
-    made = partial(Int4Product, gated_table=asked)
-    products._PRODUCTS = {**products._PRODUCTS, Int4Groups: made}
-    registry.LlamaForCausalLM = CudaLlamaForCausalLM
-    loader.keeps_formats_on = lambda config, dtype, device: True
-
-    def folded(tp):
-        with torch.inference_mode(mode=False):
-            config = EngineConfig(model=str(folder), tp_size=tp.size)
-            loaded = loader.load_model(config, tp, CPU, torch.float32)
-        loaded.model.expect_adapters(lambda layer, products: products)
-        ModelRows(loaded, torch_native_backend(loaded))
-        assert [layer.folded for layer in loaded.model._adapted_layers] == [None]
-        return [layer.folded is not None for layer in loaded.model._layers]
-
-    assert folded(SingleRank()) == [True]
-    assert ThreadRanks(2).run(folded) == [[False]] * 2
-
-
 if __name__ == "__main__":
     torch.manual_seed(0)
     cuda_stream.GemmChooser = PlainChooser
@@ -135,10 +112,6 @@ if __name__ == "__main__":
     # Tensor core products of one row are of 16 bits alone.
     of_any_type = tuple(rule for rule in tile_table.INT4 if not isinstance(rule.tiles, MmaTiles))
     int4 = partial(Int4Product, table=of_any_type, gated_table=())
-    with tempfile.TemporaryDirectory() as name:
-        folder = save_tiny_model(WIDE, Path(name))
-        quantise_folder(folder, RECIPES["gptq"][0], lambda module: RECIPES["gptq"][1])
-        check_folded_norms(folder)
     products._PRODUCTS = {**products._PRODUCTS, Int4Groups: int4}
     for title, (recipe, quantiser) in RECIPES.items():
         with tempfile.TemporaryDirectory() as name:

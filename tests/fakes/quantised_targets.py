@@ -18,7 +18,6 @@ from workers.layers.quantised import (
     int4_mma,
     int4_skinny,
     int4_spread,
-    int4_stream_row,
     tile_table,
 )
 from workers.layers.quantised import expert_gemm as quantised_experts
@@ -81,8 +80,6 @@ def _gemv_variants():
             for tiles in {rule.tiles for rule in table if isinstance(rule.tiles, GemvTiles)}:
                 yield make(tiles, is_gated, False)
                 yield make(tiles, is_gated, True)
-                if make is int4_mma_variant:
-                    yield int4_stream_variant(tiles, is_gated)
 
 
 def fp8_gemv_variant(tiles, is_gated, by_block):
@@ -104,23 +101,6 @@ def int4_mma_variant(tiles, is_gated, is_half, rows=28672, columns=4096, header_
     constants = {"shape": compiled_for, "IS_GELU": False, "IS_PACKED": True}
     options = {"num_warps": compiled_for.warps, "maxnreg": tiles.max_registers}
     return Variant(int4_mma._int4_mma_kernel, types, constants, options)
-
-
-def int4_stream_variant(tiles, is_gated, header_words=HALF_HEADER):
-    """The two products around a norm of Llama-3.1-8B: the second one is gated."""
-    out_features, columns = 28672 if is_gated else 4096, 4096
-    kept = Int4Groups.unread(out_features, columns, columns // 128, has_order=False)
-    shape = tiles.of(out_features, columns, kept.turn, 1, can_split=False)
-    compiled_for = int4_mma.mma_shape(kept, shape, is_gated)._replace(header_words=header_words)
-    types = {"x": "*bf16", "words": "*i32", "headers": "*i32", "squares": "*fp32"}
-    options = {"num_warps": compiled_for.warps, "maxnreg": tiles.max_registers}
-    constants = {"shape": compiled_for, "IS_PACKED": True}
-    if is_gated:
-        types |= {"out": "*bf16", "num_squares": "i32", "eps": "fp32"}
-        constants |= {"SQUARES": 256, "IS_GELU": False}
-        return Variant(int4_stream_row._from_stream_kernel, types, constants, options)
-    types |= dict.fromkeys(("residual", "norm_weight", "values"), "*bf16")
-    return Variant(int4_stream_row._into_stream_kernel, types, constants, options)
 
 
 def _gemv_constants(tiles, is_gated):

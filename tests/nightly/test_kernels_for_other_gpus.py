@@ -29,7 +29,6 @@ from tests.fakes.quantised_targets import (
     fp8_variant,
     int4_mma_variant,
     int4_skinny_variant,
-    int4_stream_variant,
     quantised_variants,
 )
 from tests.fakes.sass import early_waits
@@ -38,7 +37,7 @@ from tests.unit.workers.layers.cuda.test_other_gpus import fitting
 from workers.layers.kept.int4 import HALF_HEADER, SCALES_HEADER
 from workers.layers.quantised import tile_table
 from workers.layers.quantised.skinny_shape import GemvTiles, MmaTiles
-from workers.layers.quantised.tile_table import rule_for
+from workers.layers.quantised.tile_table import tiles_for
 
 # Newer versions than the engine is tested with warn of a default that is to change.
 pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
@@ -108,15 +107,14 @@ def check_fragments(ttgir):
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("is_gated", [False, True])
-@pytest.mark.parametrize("name", ["fp8_rows", "fp8_blocks", "int4", "int4_stream"])
+@pytest.mark.parametrize("name", ["fp8_rows", "fp8_blocks", "int4"])
 def test_rows_times_kept_weights_stay_in_registers(name, is_gated) -> None:
     """Of all that a sweep tries; weights come by 16 bytes at once, and are multiplied as FP8's
     float16 or by tensor cores."""
-    make = {
-        "int4": partial(int4_mma_variant, is_half=False),
-        "int4_stream": int4_stream_variant,
-    }.get(name, partial(fp8_gemv_variant, by_block=name == "fp8_blocks"))
-    for tiles in one_row_worth_trying(name.removesuffix("_stream")):
+    make = partial(fp8_gemv_variant, by_block=name == "fp8_blocks")
+    if name == "int4":
+        make = partial(int4_mma_variant, is_half=False)
+    for tiles in one_row_worth_trying(name):
         if not isinstance(tiles, GemvTiles):
             continue
         kernel = make(tiles, is_gated).compile_for((9, 0))
@@ -141,17 +139,15 @@ def test_a_rows_weights_are_all_asked_for_before_one_is_waited_for(
     rows_and_columns, header_words
 ) -> None:
     """Of what the tables take for Llama-3.1-8B: the first come while the predecessor runs. Of the
-    gated kernels, whose registers are limited, Triton 3.9's assembler spills two before that, four
-    of the one that divides what the norm did not; 3.6's none and one."""
-    plain = rule_for(tile_table.INT4, 1, rows_and_columns[0]).tiles
-    gated = rule_for(tile_table.INT4_GATED, 1, 28672).tiles
+    gated one, whose registers are limited, Triton 3.9's assembler spills two before that, 3.6's
+    none."""
+    plain = tiles_for(tile_table.INT4, 1, rows_and_columns[0])
+    gated = tiles_for(tile_table.INT4_GATED, 1, 28672)
     kernels = [
         int4_mma_variant(plain, False, False, *rows_and_columns, header_words),
         int4_mma_variant(gated, True, False, header_words=header_words),
-        int4_stream_variant(plain, False, header_words),
-        int4_stream_variant(gated, True, header_words),
-        fp8_gemv_variant(rule_for(tile_table.FP8_ROWS, 1, 4096).tiles, False, False),
-        fp8_gemv_variant(rule_for(tile_table.FP8_GATED, 1, 28672).tiles, True, True),
+        fp8_gemv_variant(tiles_for(tile_table.FP8_ROWS, 1, 4096), False, False),
+        fp8_gemv_variant(tiles_for(tile_table.FP8_GATED, 1, 28672), True, True),
     ]
     for kernel in kernels:
         waits = early_waits(kernel.compile_for((9, 0)).asm["sass"])
@@ -161,7 +157,7 @@ def test_a_rows_weights_are_all_asked_for_before_one_is_waited_for(
 
 def test_two_programs_of_64_rows_of_four_bits_fit_a_multiprocessor() -> None:
     """With 1 KiB that CUDA keeps of each."""
-    tiles = rule_for(tile_table.INT4, 64, 4096).tiles
+    tiles = tiles_for(tile_table.INT4, 64, 4096)
     for header_words in (SCALES_HEADER, HALF_HEADER):
         kernel = int4_skinny_variant(tiles, 256, header_words).compile_for((9, 0))
         assert 2 * (kernel.metadata.shared + 1024) <= SHARED_BYTES[9, 0] + 1024

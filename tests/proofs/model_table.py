@@ -53,7 +53,8 @@ def failed_models(results: Iterable[GpuResults]) -> list[str]:
     return [
         f"{of_gpu.gpu}: {name}: {what}"
         for of_gpu in results
-        for name, of_model in of_gpu.models.items()
+        for of_models in (of_gpu.models, of_gpu.ranked_models)
+        for name, of_model in of_models.items()
         for what in of_model.failed
     ]
 
@@ -95,7 +96,12 @@ def _cell(
         return f"no ({notes.index(note) + 1})"
     if not feature.is_proved_on_gpu:
         return "yes"
-    runs = [(r.gpu, r.models[model.subject]) for r in results if model.subject in r.models]
+    runs = [
+        (of_gpu.gpu, of_models[model.subject])
+        for of_gpu in results
+        for of_models in (of_gpu.models, of_gpu.ranked_models)
+        if model.subject in of_models
+    ]
     broken = [gpu for gpu, run in runs if feature.value in run.failed]
     if broken:
         return f"fails on {', '.join(broken)}"

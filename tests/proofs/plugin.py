@@ -26,6 +26,8 @@ from tests.proofs.results import (
 )
 
 COMMITTED = Path(__file__).parents[1] / "gpu" / "attention" / "results"
+_RANKS = "tests/gpu/parallel/"
+_BACKENDS, _MODELS, _RANKED_MODELS = "backends", "models", "ranked_models"
 _PROOFS = pytest.StashKey[dict[str, RunProofs]]()
 
 
@@ -48,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_PROOFS] = {marker: RunProofs() for marker in _CELLS_OF}
+    config.stash[_PROOFS] = {kind: RunProofs() for kind in (_BACKENDS, _MODELS, _RANKED_MODELS)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -77,9 +79,10 @@ class _Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not (report.failed or (report.when == "call" and report.passed)):
             return
-        for marker, proofs in self._proofs.items():
+        for marker in _CELLS_OF:
             cells = _cells(report.user_properties, marker)
             if cells:
+                proofs = self._proofs[_kind(marker, report.nodeid)]
                 proofs.count(cells, has_passed=report.passed)
 
 
@@ -96,15 +99,22 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     major, minor = torch.cuda.get_device_capability(0)
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    backends, models = (
-        session.config.stash[_PROOFS][marker].by_backend(today, installed_packages())
-        for marker in (MARKER, MODELS_MARKER)
-    )
-    run = GpuResults(torch.cuda.get_device_name(0), f"sm{major}{minor}", backends, models)
+    proved = {
+        kind: proofs.by_backend(today, installed_packages())
+        for kind, proofs in session.config.stash[_PROOFS].items()
+    }
+    run = GpuResults(torch.cuda.get_device_name(0), f"sm{major}{minor}", **proved)
     older = {results.gpu: results for results in read_results(COMMITTED)}
     path = write_results(folder, merge_results(older.get(run.gpu), run))
-    passed = [*backends.values(), *models.values()]
-    print(f"\n{sum(len(results.passed) for results in passed)} cells passed: {path}")
+    num_passed = sum(len(one.passed) for kind in proved.values() for one in kind.values())
+    print(f"\n{num_passed} cells passed: {path}")
+
+
+def _kind(marker: str, nodeid: str) -> str:
+    """Of GpuResults."""
+    if marker == MARKER:
+        return _BACKENDS
+    return _RANKED_MODELS if nodeid.startswith(_RANKS) else _MODELS
 
 
 def _all_cells(properties: Iterable[tuple[str, object]]) -> frozenset[Cell]:

@@ -36,12 +36,13 @@ class BackendResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class GpuResults(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """gpu: as its driver calls it. compute_capability: as "sm90". models: by architecture, or kind
-    of models."""
+    of models, on one GPU; ranked_models: over several."""
 
     gpu: str
     compute_capability: str
     backends: dict[str, BackendResults]
     models: dict[str, BackendResults] = {}
+    ranked_models: dict[str, BackendResults] = {}
 
 
 class RunProofs:
@@ -106,7 +107,8 @@ def merge_results(older: GpuResults | None, run: GpuResults) -> GpuResults:
         return run
     backends = dict(sorted({**older.backends, **run.backends}.items()))
     models = dict(sorted({**older.models, **run.models}.items()))
-    return GpuResults(run.gpu, run.compute_capability, backends, models)
+    ranked = dict(sorted({**older.ranked_models, **run.ranked_models}.items()))
+    return GpuResults(run.gpu, run.compute_capability, backends, models, ranked)
 
 
 def write_results(folder: Path, results: GpuResults) -> Path:

@@ -18,7 +18,6 @@ from workers.layers.embedding import TiedLMHead
 from workers.layers.gemm.choice import GemmChooser
 from workers.layers.gemm.matrix import PartialGemm, PartialProducts
 from workers.layers.new_tensor import NewTensor
-from workers.layers.norm import RMSNorm
 from workers.layers.sharding import ShardContext
 from workers.models.base import AttentionGeometry
 from workers.models.cuda_mlps import FusedMlp
@@ -36,12 +35,10 @@ class LayerJoin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LayerJoins:
-    """Of one layer. mlp_norm: if after_attention is the addition to the stream and this norm of it,
-    and nothing else."""
+    """Of one layer."""
 
     after_attention: LayerJoin
     after_mlp: LayerJoin
-    mlp_norm: RMSNorm | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,7 @@ class _NormedJoin:
 def normed_joins(ways: StreamWays, mlp_norm: RMSNorm, next_norm: RMSNorm) -> LayerJoins:
     """Of a layer with a norm before its MLP, and of the norm before the next layer."""
     return LayerJoins(
-        _NormedJoin(ways.after_attention, mlp_norm),
-        _NormedJoin(ways.after_mlp, next_norm),
-        mlp_norm,
+        _NormedJoin(ways.after_attention, mlp_norm), _NormedJoin(ways.after_mlp, next_norm)
     )
 
 

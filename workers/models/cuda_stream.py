@@ -28,14 +28,13 @@ from workers.layers.gemm.matrix import (
 from workers.layers.gemm.step_products import chain_seconds
 from workers.layers.moe.mixture import MixtureOfExperts
 from workers.layers.new_tensor import NewTensor
-from workers.layers.quantised.folded_norm import FoldedNorm
 from workers.layers.quantised.product import KeptProduct
 from workers.layers.quantised.products import GatedProducts, LinearProducts, linear_products
 from workers.layers.sharding import ShardContext
 from workers.models.base import AttentionGeometry
 from workers.models.cuda_attention import LayerAttention, layer_attention
-from workers.models.cuda_decoder import FusedCausalLM, FusedLayer, LayerJoins
-from workers.models.cuda_mlps import DenseMlp, FusedMlp, fused_mlps, unfused_mlps
+from workers.models.cuda_decoder import FusedCausalLM, FusedLayer
+from workers.models.cuda_mlps import DenseMlp, fused_mlps, unfused_mlps
 from workers.models.fused_members import grouped_layers_as_stored
 from workers.models.grouped_attention import GroupedQueryAttention
 from workers.models.segmented import AttentionInputs, TokenPlaces
@@ -47,12 +46,10 @@ AdaptProducts = Callable[[LinearLayer, PartialProducts], PartialProducts]
 
 @dataclass(frozen=True, slots=True)
 class _GroupedLayer(FusedLayer):
-    """qkv: the joined projection. folded: takes some rows from attention to the gated block's first
-    products; None if all go by the join."""
+    """qkv: the joined projection."""
 
     qkv: PartialProducts
     attention: LayerAttention
-    folded: FoldedNorm | None
 
     @property
     def products(self) -> tuple[LinearProducts | GatedProducts, ...]:
@@ -71,24 +68,12 @@ class _GroupedLayer(FusedLayer):
     def attend(self, inputs: AttentionInputs, batch: ForwardBatch) -> torch.Tensor:
         return self.attention.attend(inputs, batch)
 
-    def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        if self.folded is None or not self.folded.takes(attended):
-            return FusedLayer.finish(self, attended, residual)
-        inner = self.folded(attended, residual)
-        return self.joins.after_mlp(self.mlp.last, inner, residual)
-
     def attended(
         self, hidden: torch.Tensor, places: TokenPlaces, batch: ForwardBatch
     ) -> torch.Tensor:
         if self.attention.takes_projected(batch):
             return self.attention.attend_projected(self.qkv(hidden), batch)
         return self.attend(self.attention_inputs(hidden, places, torch.empty), batch)
-
-
-def _folded_norm(o: PartialProducts, joins: LayerJoins, mlp: FusedMlp) -> FoldedNorm | None:
-    if joins.mlp_norm is None or not isinstance(mlp, DenseMlp):
-        return None
-    return FoldedNorm.of(o, joins.mlp_norm, mlp.gate_up)
 
 
 class FusedStreamCausalLM(FusedCausalLM):
@@ -123,18 +108,13 @@ class FusedStreamCausalLM(FusedCausalLM):
         qkv = linear_products(chooser, [x.qkv_proj for x in attentions], True)
         o = linear_products(chooser, [x.o_proj for x in attentions], is_alone)
         mlps = fused_mlps(chooser, [x.mlp for x in self._decoder_layers], is_alone)
-        outputs = [
-            self._with_bias(product, attention.o_proj.bias)
-            for product, attention in zip(o, attentions, strict=True)
-        ]
         self._layers = [
             _GroupedLayer(
-                o=outputs[index],
+                o=self._with_bias(o[index], attention.o_proj.bias),
                 mlp=mlps[index],
                 joins=joins,
                 qkv=qkv[index],
                 attention=layer_attention(attention, token_to_kv_pool, self._shard.dtype),
-                folded=_folded_norm(outputs[index], joins, mlps[index]) if is_alone else None,
             )
             for index, (attention, joins) in enumerate(zip(attentions, ways.joins, strict=True))
         ]
@@ -166,7 +146,7 @@ class FusedStreamCausalLM(FusedCausalLM):
             assert isinstance(attention, GroupedQueryAttention)
             mlp = mlps[module.mlp] if isinstance(module.mlp, GatedMLP) else layer.mlp
             qkv, o = adapt(attention.qkv_proj, layer.qkv), adapt(attention.o_proj, layer.o)
-            made.append(replace(layer, qkv=qkv, o=o, mlp=mlp, folded=None))
+            made.append(replace(layer, qkv=qkv, o=o, mlp=mlp))
         return made
 
     def _attentions(self) -> list[GroupedQueryAttention]:

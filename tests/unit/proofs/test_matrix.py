@@ -145,13 +145,19 @@ def test_cells_of_models_say_what_was_run_and_why_not():
     features = set(ModelFeature) - {ModelFeature.LORA}
     model = ModelCapability("SomeForCausalLM", "native", {ModelFeature.LORA: "nobody built it"})
     run = BackendResults("2026-11-27", {}, 3, 1, {"runs on a GPU": 2}, {"decode graphs": 1})
-    results = [GpuResults("NVIDIA H200", "sm90", {}, {"SomeForCausalLM": run})]
+    ranks = {"tensor parallelism on GPUs": 1}, {"expert parallelism on GPUs": 1}
+    over_ranks = BackendResults("2026-11-27", {}, 2, 1, *ranks)
+    of_each = [{"SomeForCausalLM": one} for one in (run, over_ranks)]
+    results = [GpuResults("NVIDIA H200", "sm90", {}, *of_each)]
     line = render_models([model], results).splitlines()[2]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert cells[:2] == ["`SomeForCausalLM`", "native"]
     assert cells[2:8] == ["yes", "yes", "yes", "yes", "yes", "no (1)"]
-    assert cells[8:] == ["yes", "fails on NVIDIA H200", "not run", "not run"]
-    assert failed_models(results) == ["NVIDIA H200: SomeForCausalLM: decode graphs"]
+    assert cells[8:] == ["yes", "fails on NVIDIA H200", "yes", "fails on NVIDIA H200"]
+    failed_cells = ["decode graphs", "expert parallelism on GPUs"]
+    assert failed_models(results) == [f"NVIDIA H200: SomeForCausalLM: {x}" for x in failed_cells]
+    unrun = render_models([model], [GpuResults("NVIDIA H200", "sm90", {}, of_each[0])])
+    assert unrun.splitlines()[2].endswith("| yes | fails on NVIDIA H200 | not run | not run |")
     on_cpu = [["SomeForCausalLM", feature.value] for feature in features]
     left = unserved([model], {"tests/unit/test_it.py::test": on_cpu})
     assert {what for _, what in left} == {one.value for one in features if one.is_proved_on_gpu}

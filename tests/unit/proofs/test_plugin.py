@@ -54,6 +54,15 @@ def test_latents():
 def test_nothing():
     pass
 """
+SERVING = """
+from tests.proofs.served import serves
+from workers.models.features import ModelFeature
+
+
+@serves("LlamaForCausalLM", ModelFeature.{})
+def test_text():
+    pass
+"""
 # A GPU that is not there, in every process of the run.
 DEVICE = """
 import torch
@@ -67,7 +76,8 @@ FA3_DECODE |= {"sliding windows"}
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_it.py").write_text(MODULE)
     (folder / "conftest.py").write_text(DEVICE)
-    markers = "[pytest]\nmarkers = proves: x\naddopts = -p no:cacheprovider\n"
+    markers = "[pytest]\nmarkers =\n  proves: x\n  serves: x\n"
+    markers += "addopts = -p no:cacheprovider --import-mode=importlib\n"
     (folder / "pytest.ini").write_text(markers)
     plugins = ("-p", "xdist.plugin", "-p", "tests.proofs.plugin")
     command = [sys.executable, "-m", "pytest", "-q", *plugins, *options]
@@ -95,6 +105,19 @@ def test_a_run_writes_what_passed_and_what_failed(tmp_path):
     assert "torch" in fa3.packages
 
 
+def test_what_runs_over_several_gpus_stands_beside_what_runs_on_one(tmp_path):
+    for place, feature in (("workers", "GRAPHS"), ("parallel", "TENSOR_PARALLEL_GPU")):
+        folder = tmp_path / "tests" / "gpu" / place
+        folder.mkdir(parents=True)
+        (folder / "test_models.py").write_text(SERVING.format(feature))
+    done = run(tmp_path, "--proofs-to", str(tmp_path / "out"), "tests/gpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (results,) = read_results(tmp_path / "out")
+    assert results.backends == {}
+    assert results.models["LlamaForCausalLM"].passed == {"decode graphs": 1}
+    assert results.ranked_models["LlamaForCausalLM"].passed == {"tensor parallelism on GPUs": 1}
+
+
 def results_of(**backends: BackendResults) -> GpuResults:
     return GpuResults("NVIDIA H200", "sm90", backends)
 
@@ -108,6 +131,15 @@ def test_a_run_replaces_the_backends_that_it_ran():
         "triton": "new",
     }
     assert merge_results(None, merged) == merged
+    alone, ranked = (
+        GpuResults("NVIDIA H200", "sm90", {}, *of) for of in (({"it": old},), ({}, {"it": new}))
+    )
+    both = merge_results(merge_results(merged, alone), ranked)
+    assert (both.backends, both.models, both.ranked_models) == (
+        merged.backends,
+        {"it": old},
+        {"it": new},
+    )
 
 
 def test_files_are_read_as_they_were_written(tmp_path):

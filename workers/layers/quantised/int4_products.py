@@ -11,10 +11,8 @@ from workers.layers.quantised import tile_table
 from workers.layers.quantised.int4_mma import ALIGNMENT_BYTES, int4_mma
 from workers.layers.quantised.int4_skinny import int4_skinny
 from workers.layers.quantised.int4_spread import int4_spread
-from workers.layers.quantised.int4_stream_row import UndividedRow, from_stream, into_stream
 from workers.layers.quantised.product import KeptProduct
-from workers.layers.quantised.skinny_shape import GemvTiles, MmaTiles, SkinnyShape, SkinnyTiles
-from workers.layers.quantised.tile_table import rule_for, tiles_for
+from workers.layers.quantised.skinny_shape import GemvTiles, SkinnyShape, SkinnyTiles
 
 
 class Int4Product(KeptProduct):
@@ -32,36 +30,6 @@ class Int4Product(KeptProduct):
 
     def into(self, new: NewTensor, x: torch.Tensor) -> torch.Tensor:
         return super().into(new, self._ordered(x))
-
-    def into_stream(
-        self, x: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor
-    ) -> UndividedRow:
-        """Of one row, as int4_stream_row.py. stream_shape(is_gated=False) must be there."""
-        shape = self.stream_shape(is_gated=False)
-        assert shape is not None
-        return into_stream(_aligned(self._ordered(x)), self._kept, shape, residual, norm_weight)
-
-    def gated_from_stream(self, row: UndividedRow, eps: float, gate: Gate) -> torch.Tensor:
-        """(1, width), of the row that the norm would leave. stream_shape(is_gated=True) must be
-        there."""
-        shape = self.stream_shape(is_gated=True)
-        assert shape is not None
-        values = _aligned(self._ordered(row.values))
-        return from_stream(UndividedRow(values, row.squares), self._kept, shape, eps, gate)
-
-    @property
-    def folds_norm(self) -> bool:
-        """Whether the table asks for gated_from_stream."""
-        return rule_for(self._gated_table, 1, self._out_features).folds_norm
-
-    def stream_shape(self, *, is_gated: bool) -> SkinnyShape | None:
-        """Of one row, or None where the table's kernel is not one that int4_stream_row.py has."""
-        tiles = tiles_for(self._gated_table if is_gated else self._table, 1, self._out_features)
-        if not isinstance(tiles, MmaTiles):
-            return None
-        shape = self._shape(tiles, 1, self._can_split and not is_gated)
-        is_whole = is_gated or self._out_features % shape.block_rows == 0
-        return shape if is_whole and shape.num_splits == 1 else None
 
     def _ordered(self, x: torch.Tensor) -> torch.Tensor:
         order = self._kept.order

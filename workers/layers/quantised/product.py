@@ -75,11 +75,11 @@ class KeptGatedProduct:
     """gate(x @ gate.T) * (x @ up.T) -> (n, width), the product's weight being gate over up."""
 
     def __init__(self, product: KeptProduct, gate: Gate) -> None:
-        self.product, self.gate = product, gate
+        self.product, self._gate = product, gate
 
     @property
     def in_features(self) -> int:
         return self.product.in_features
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.product.gated(x, self.gate)
+        return self.product.gated(x, self._gate)

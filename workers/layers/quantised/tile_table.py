@@ -4,8 +4,7 @@ Tiles of the kernels for few rows; where no rule holds a form has its way of man
 2026-11-28: benchmarks/h200/quantised_products.py --sweep at 1, 16 and 64 rows of FP8, whose two
 forms have the same fastest tiles, and at 1, 64 and 256 of four bits. FP8 has tiles that round x
 (RoundedSkinnyTiles): a kernel that made 16 bits of the weights was slower at all of these.
-GemvTiles: benchmarks/h200/kept_chain.py, that day. MmaTiles: kept_engine.py, 2026-11-29, when words
-and headers lay otherwise; the widest then had 128 registers, of which some are spilled.
+GemvTiles: benchmarks/h200/kept_chain.py, that day. MmaTiles: kept_engine.py, 2026-11-29.
 """
 
 from dataclasses import dataclass
@@ -22,14 +21,11 @@ from workers.layers.quantised.skinny_shape import (
 @dataclass(frozen=True, slots=True)
 class TileRule:
     """Of products with up to max_rows rows of x and at least min_out_features output features.
-    tiles: their class says by which kernel; None is the way of many rows. folds_norm: of a gated
-    block's one row, whether the norm before it is a part of both its neighbours (folded_norm.py),
-    if there are kernels for it."""
+    tiles: their class says by which kernel; None is the way of many rows."""
 
     max_rows: int
     tiles: SkinnyTiles | None
     min_out_features: int = 0
-    folds_norm: bool = False
 
 
 TileTable = tuple[TileRule, ...]
@@ -53,33 +49,21 @@ FP8_GATED: TileTable = (
 )
 INT4: TileTable = (
     TileRule(1, MmaTiles(16, 1, 1024, 1, 4, num_warps=4, max_registers=160), _BEYOND_ONE_WAVE),
-    TileRule(1, MmaTiles(16, 1, 2048, 1, 2, num_warps=8, max_registers=128, chains=2)),
+    TileRule(1, MmaTiles(16, 1, 2048, 1, 3, num_warps=8, max_registers=128, chains=2)),
     TileRule(16, SkinnyTiles(128, 16, 128, min_programs=132, num_stages=3, num_warps=4)),
     TileRule(64, SkinnyTiles(64, 64, 128, min_programs=132, num_stages=3, num_warps=4)),
     TileRule(192, SkinnyTiles(64, 64, 128, min_programs=132, num_stages=2, num_warps=4)),
 )
 INT4_GATED: TileTable = (
-    TileRule(1, MmaTiles(16, 1, 1024, 1, num_stages=4, num_warps=4, max_registers=128)),
+    TileRule(1, MmaTiles(16, 1, 1024, 1, num_stages=2, num_warps=4, max_registers=96)),
 )
 """Of weights that are a gate's rows over an up projection's, by the rows of both: where a rule
 holds one kernel makes the activation. They have GemvTiles alone."""
 
 
-_ELSE = TileRule(0, None)
-
-
-def rule_for(table: TileTable, num_rows: int, out_features: int) -> TileRule:
-    """Where none holds, one without tiles."""
-    return next(
-        (
-            rule
-            for rule in table
-            if num_rows <= rule.max_rows and out_features >= rule.min_out_features
-        ),
-        _ELSE,
-    )
-
-
 def tiles_for(table: TileTable, num_rows: int, out_features: int) -> SkinnyTiles | None:
     """None: the way of many rows."""
-    return rule_for(table, num_rows, out_features).tiles
+    for rule in table:
+        if num_rows <= rule.max_rows and out_features >= rule.min_out_features:
+            return rule.tiles
+    return None
