@@ -11,6 +11,7 @@ from attention.kernels import triton_kv_write
 from workers.layers.cuda import (
     activation,
     embedding,
+    expert_adapter_kernels,
     expert_gather,
     expert_gemm,
     expert_maps,
@@ -26,6 +27,7 @@ from workers.layers.cuda import (
     sharded_greedy,
     two_shot_norm,
 )
+from workers.layers.cuda.expert_adapters import ExpertAdapterTiles
 from workers.layers.gemm import configs, skinny, tiled
 from workers.layers.gemm.device_limits import DeviceLimits
 
@@ -119,7 +121,8 @@ _PARTS = ("*bf16", "*bf16")
 
 _CHOSEN = dict.fromkeys(("ids", "ranks", "counts", "pairs", "blocks", "num_blocks"), "*i32")
 EXPERTS = _CHOSEN | {"logits": "*fp32", "weights": "*fp32", "factor": "fp32", "places": "*i64"}
-EXPERTS |= dict.fromkeys(("x", "out", "gate_up", "down", "bias"), "*bf16")
+EXPERTS |= dict.fromkeys(("x", "out", "gate_up", "down", "bias", "added"), "*bf16")
+EXPERTS |= {"slot_of_token": "*i32"}
 _LATENTS = dict.fromkeys(("norm", "q_out", "latent_out", "pool"), "*bf16")
 _LATENTS |= {"queries": "*fp32", "keys": "*fp32", "cos_sin": "*fp32", "eps": "fp32"}
 
@@ -138,8 +141,9 @@ def expert_variants(capability):
             yield expert_variant(project, "project", 1408, 2048)
 
 
-def expert_variant(tiles, product, depth, width, has_bias=False):
-    """Of tensors of bfloat16. product: "activate" or "project"."""
+def expert_variant(tiles, product, depth, width, has_bias=False, has_added=False):
+    """Of tensors of bfloat16. product: "activate" or "project"; has_added: on top of the former,
+    by pointers."""
     constants = {"DEPTH_SIZE": depth, "WIDTH": width, "NUM_CHOSEN": 8, "HAS_BIAS": has_bias}
     if product == "activate":
         constants |= {"ALPHA": 1.0, "LIMIT": 7.0 if has_bias else 0.0}
@@ -151,7 +155,53 @@ def expert_variant(tiles, product, depth, width, has_bias=False):
         module, types = expert_maps, dict(EXPERTS)
         types["x_map"] = f"tensordesc<bf16[{tiles.block_rows}, {tiles.depth}]>"
         types["weight_map"] = f"tensordesc<bf16[{tiles.columns}, {tiles.depth}]>"
+    elif product == "activate" and not has_added:
+        constants |= {"added": None, "slot_of_token": None}
     return Variant(getattr(module, f"_{product}_kernel"), types, constants, options)
+
+
+def expert_adapter_variants(capability):
+    """All that adapters launch around the products by pointers, and the first of these with rows
+    added, as a GPU of that kind launches them for Qwen3-30B-A3B and gpt-oss-20b."""
+    shared_bytes = DeviceLimits.within(capability, SHARED_BYTES[capability]).shared_bytes
+    # Of one row on average there are tiles of their own, whose blocks are those of up to 16.
+    for most, _ in expert_tiles.BY_POINTERS[1:]:
+        pairs = int(64 * min(most, 1 << 16))
+        activate, _ = expert_tiles.tiles_for(expert_tiles.BY_POINTERS, pairs, 64, shared_bytes)
+        rows = activate.block_rows
+        for hidden, width, max_rank in ((2048, 768, 64), (2880, 2880, 256), (2048, 768, 20)):
+            yield expert_variant(activate, "activate", hidden, width, hidden == 2880, True)
+            yield _expert_shrink(rows, hidden, 0, 2, max_rank)
+            yield _expert_shrink(rows, width, 2, 1, max_rank)
+            yield _expert_expand("gate_up", rows, hidden, width, max_rank)
+            yield _expert_expand("down", rows, width, hidden, max_rank)
+
+
+_EXPERT_ADAPTERS = EXPERTS | dict.fromkeys(("a", "b"), "*bf16") | {"shrunk": "*fp32"}
+
+
+def _expert_adapter_constants(tiles, rows, max_rank):
+    constants = {"NUM_EXPERTS": 128, "NUM_CHOSEN": 8, "MAX_RANK": max_rank, "ROWS": rows}
+    return constants | {"RANKS": tiles.rank_block(max_rank)}
+
+
+def _expert_shrink(rows, num_inputs, first_part, num_parts, max_rank):
+    tiles = ExpertAdapterTiles.of(rows)
+    constants = _expert_adapter_constants(tiles, rows, max_rank) | {"FIRST_PART": first_part}
+    constants |= {"DEPTH_SIZE": num_inputs, "NUM_PARTS": num_parts, "DEPTH": tiles.inputs}
+    constants |= {"IS_BY_TOKEN": first_part == 0, "OF_SPLIT": tiles.inputs_of_split(num_inputs)}
+    options = {"num_stages": tiles.num_stages, "num_warps": tiles.num_warps}
+    return Variant(expert_adapter_kernels.shrink_kernel, _EXPERT_ADAPTERS, constants, options)
+
+
+def _expert_expand(product, rows, num_inputs, width, max_rank):
+    """num_inputs: of what was shrunk."""
+    tiles = ExpertAdapterTiles.of(rows)
+    constants = _expert_adapter_constants(tiles, rows, max_rank) | {"WIDTH": width}
+    constants |= {"NUM_SPLITS": tiles.splits_of(num_inputs), "OUTPUTS": tiles.outputs}
+    options = {"num_stages": 1, "num_warps": tiles.num_warps}
+    kernel = getattr(expert_adapter_kernels, f"expand_{product}_kernel")
+    return Variant(kernel, _EXPERT_ADAPTERS, constants, options)
 
 
 def _choose_experts(num_kept):

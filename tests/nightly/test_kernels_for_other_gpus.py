@@ -32,7 +32,13 @@ from tests.fakes.quantised_targets import (
     quantised_variants,
 )
 from tests.fakes.sass import early_waits
-from tests.fakes.triton_targets import OTHERS, SHARED_BYTES, expert_variants, gemm_variant
+from tests.fakes.triton_targets import (
+    OTHERS,
+    SHARED_BYTES,
+    expert_adapter_variants,
+    expert_variants,
+    gemm_variant,
+)
 from tests.unit.workers.layers.cuda.test_other_gpus import fitting
 from workers.layers.kept.int4 import HALF_HEADER, SCALES_HEADER
 from workers.layers.quantised import tile_table
@@ -67,6 +73,24 @@ def test_products_of_experts_fit(capability) -> None:
     for variant in expert_variants(capability):
         taken = variant.compile_for(capability).metadata.shared
         assert taken <= SHARED_BYTES[capability], variant.constants
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("capability", SHARED_BYTES, ids=str)
+def test_adapters_of_experts_fit(capability) -> None:
+    """They have run on none of these."""
+    for variant in expert_adapter_variants(capability):
+        compiled = variant.compile_for(capability)
+        assert compiled.metadata.shared <= SHARED_BYTES[capability], variant.constants
+        if capability == (9, 0):
+            check_waits_first(compiled.asm["ptx"])
+            assert compiled.asm["sass"].count("LDL") == 0, variant.constants
+
+
+def check_waits_first(ptx):
+    """Nothing that another kernel may have written is read, and nothing written, before it ended."""
+    wait = ptx.index("griddepcontrol.wait")
+    assert not re.search(r"(ld|st)\.global|cp\.async", ptx[:wait])
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (10, 0), (12, 0)], ids=str)

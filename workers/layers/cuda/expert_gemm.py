@@ -14,10 +14,38 @@ import torch
 import triton
 import triton.language as tl
 
-from workers.layers.cuda.expert_gating import add_bias, gated
+from workers.layers.cuda.expert_gating import add_bias, add_rows, gated
 from workers.layers.cuda.expert_routing import ExpertBlocks
 from workers.layers.cuda.launch import begin_dependent, dependent_launch
 from workers.layers.routed_experts import SILU, Gating
+
+
+def _run_two_products(  # noqa: PLR0913
+    x_at: tl.tensor,
+    gate_at: tl.tensor,
+    is_column: tl.tensor,
+    depth: tl.tensor,
+    UP: tl.constexpr,  # noqa: N803
+    DEPTH_SIZE: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+    DEPTH: tl.constexpr,  # noqa: N803
+) -> tl.tuple:
+    """x by gate and by up, whose weights are UP elements behind gate's: float32 (ROWS, COLUMNS)."""
+    gate = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    up = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+    for start in range(0, DEPTH_SIZE, DEPTH):
+        is_inner = depth < (DEPTH_SIZE - start if DEPTH_SIZE % DEPTH else DEPTH)
+        part = tl.load(x_at + start, mask=is_inner[None, :], other=0.0)
+        is_weight = is_column[None, :] & is_inner[:, None]
+        gate_part = tl.load(gate_at + start, mask=is_weight, other=0.0)
+        up_part = tl.load(gate_at + UP + start, mask=is_weight, other=0.0)
+        gate = tl.dot(part, gate_part, gate)
+        up = tl.dot(part, up_part, up)
+    return gate, up
+
+
+_two_products = triton.jit(_run_two_products)
 
 
 def _activate(  # noqa: PLR0913
@@ -28,6 +56,8 @@ def _activate(  # noqa: PLR0913
     blocks: tl.tensor,
     num_blocks: tl.tensor,
     out: tl.tensor,
+    added: tl.tensor | None,
+    slot_of_token: tl.tensor | None,
     max_blocks: tl.tensor,
     DEPTH_SIZE: tl.constexpr,  # noqa: N803
     WIDTH: tl.constexpr,  # noqa: N803
@@ -40,7 +70,10 @@ def _activate(  # noqa: PLR0913
     DEPTH: tl.constexpr,  # noqa: N803
     IS_DEPENDENT: tl.constexpr,  # noqa: N803
 ) -> None:
-    """The gated x @ gate.T and x @ up.T for the block's rows, at their places by expert."""
+    """The gated x @ gate.T and x @ up.T for the block's rows, at their places by expert.
+
+    added, slot_of_token: AddedRows, or None where nothing is added, compiled without a trace.
+    """
     begin_dependent(IS_DEPENDENT)
     block = tl.program_id(0) % max_blocks
     tile = tl.program_id(0) // max_blocks
@@ -58,19 +91,17 @@ def _activate(  # noqa: PLR0913
         x_at = x + token.to(tl.int64)[:, None] * DEPTH_SIZE + depth[None, :]
         weight = gate_up + expert * (2 * WIDTH * DEPTH_SIZE)
         gate_at = weight + column[None, :] * DEPTH_SIZE + depth[:, None]
-        gate = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-        up = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-        for start in range(0, DEPTH_SIZE, DEPTH):
-            is_inner = depth < (DEPTH_SIZE - start if DEPTH_SIZE % DEPTH else DEPTH)
-            part = tl.load(x_at + start, mask=is_inner[None, :], other=0.0)
-            is_weight = is_column[None, :] & is_inner[:, None]
-            gate_part = tl.load(gate_at + start, mask=is_weight, other=0.0)
-            up_part = tl.load(gate_at + WIDTH * DEPTH_SIZE + start, mask=is_weight, other=0.0)
-            gate = tl.dot(part, gate_part, gate)
-            up = tl.dot(part, up_part, up)
+        gate, up = _two_products(
+            x_at, gate_at, is_column, depth, WIDTH * DEPTH_SIZE, DEPTH_SIZE, ROWS, COLUMNS, DEPTH
+        )
         bias_at = bias + expert * (2 * WIDTH) + column
         gate = add_bias(gate, bias_at, is_column, HAS_BIAS)
         up = add_bias(up, bias_at + WIDTH, is_column, HAS_BIAS)
+        if added is not None:
+            has_adapter = tl.load(slot_of_token + token, mask=is_real, other=0) > 0
+            is_added = has_adapter[:, None] & is_column[None, :]
+            at = added + (first + rows).to(tl.int64)[:, None] * (2 * WIDTH) + column[None, :]
+            gate, up = add_rows(gate, at, is_added), add_rows(up, at + WIDTH, is_added)
         activated = gated(gate, up, ALPHA, LIMIT, out.dtype.element_ty)
         target = out + (first + rows).to(tl.int64)[:, None] * WIDTH + column[None, :]
         tl.store(target, activated, mask=is_real[:, None] & is_column[None, :])
@@ -138,6 +169,16 @@ _project_kernel = triton.jit(_project, do_not_specialize=["max_blocks", "num_tok
 
 
 @dataclass(frozen=True, slots=True)
+class AddedRows:
+    """What is added to gate and up before the gate. rows: of the products' dtype (n * num_chosen,
+    2 * width), gate's beside up's, in the order of grouped.pairs; slot_of_token: int32 (n,), 0 for
+    tokens whose rows stay as they are, bit for bit: theirs here may be anything."""
+
+    rows: torch.Tensor
+    slot_of_token: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertTiles:
     """How one of the products is made, by pointers to weights: on every GPU, for every size.
 
@@ -162,24 +203,7 @@ class ExpertTiles:
     ) -> torch.Tensor:
         """x (n, hidden_size), gate_up (experts, 2 * width, hidden_size), bias (experts, 2 * width),
         gate over up -> (n * num_chosen, width) in the order of grouped.pairs. All contiguous."""
-        width, depth = gate_up.shape[1] // 2, gate_up.shape[2]
-        out = torch.empty((grouped.pairs.shape[0], width), dtype=x.dtype, device=x.device)
-        _activate_kernel[(grouped.max_blocks * triton.cdiv(width, self.columns),)](
-            x,
-            gate_up,
-            gate_up if bias is None else bias,
-            grouped.pairs,
-            grouped.blocks,
-            grouped.num_blocks,
-            out,
-            grouped.max_blocks,
-            NUM_CHOSEN=num_chosen,
-            HAS_BIAS=bias is not None,
-            ALPHA=gating.alpha,
-            LIMIT=gating.limit,
-            **self._launch(x, depth, width),
-        )
-        return out
+        return activate_by_pointers(self, x, gate_up, grouped, num_chosen, bias, gating)
 
     def project(
         self,
@@ -228,3 +252,36 @@ class ExpertTiles:
             "num_warps": self.num_warps,
             "launch_pdl": is_dependent,
         }
+
+
+def activate_by_pointers(
+    tiles: ExpertTiles,
+    x: torch.Tensor,
+    gate_up: torch.Tensor,
+    grouped: ExpertBlocks,
+    num_chosen: int,
+    bias: torch.Tensor | None,
+    gating: Gating,
+    added: AddedRows | None = None,
+) -> torch.Tensor:
+    """What ExpertTiles.activate says. tiles: no others than ExpertTiles."""
+    width, depth = gate_up.shape[1] // 2, gate_up.shape[2]
+    out = torch.empty((grouped.pairs.shape[0], width), dtype=x.dtype, device=x.device)
+    _activate_kernel[(grouped.max_blocks * triton.cdiv(width, tiles.columns),)](
+        x,
+        gate_up,
+        gate_up if bias is None else bias,
+        grouped.pairs,
+        grouped.blocks,
+        grouped.num_blocks,
+        out,
+        None if added is None else added.rows,
+        None if added is None else added.slot_of_token,
+        grouped.max_blocks,
+        NUM_CHOSEN=num_chosen,
+        HAS_BIAS=bias is not None,
+        ALPHA=gating.alpha,
+        LIMIT=gating.limit,
+        **tiles._launch(x, depth, width),
+    )
+    return out

@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="comes with torch for CUDA only")
     "checks",
     [
         "tests.fakes.interpreted_kernels",
+        "tests.fakes.interpreted_expert_adapters",
         pytest.param("tests.fakes.interpreted_adapters", marks=pytest.mark.nightly),
     ],
 )
