@@ -56,8 +56,9 @@ def use_tiles(block_rows, num_splits):
 
 @dataclass
 class Case:
-    """tokens: the slot of each. ranks: of each slot from 1 on, for gate, up and down. num_elsewhere:
-    experts that another of two ranks has. rank_block: of which nothing beyond is read."""
+    """tokens: the slot of each. ranks: of each slot from 1 on, for gate, up and down.
+    num_elsewhere: experts that another of two ranks has. rank_block: beyond whole ones of a slot's
+    ranks nothing is read."""
 
     tokens: list
     ranks: list

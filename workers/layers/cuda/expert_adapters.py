@@ -81,8 +81,8 @@ class ExpertAdapterTiles:
 
     def inputs_of_split(self, num_inputs: int) -> int:
         """Whole turns, the same for all splits; the last ones may have fewer."""
-        num_turns = triton.cdiv(num_inputs, self.inputs)
-        return triton.cdiv(num_turns, self.splits_of(num_inputs)) * self.inputs
+        num_turns = -(-num_inputs // self.inputs)
+        return -(-num_turns // self.splits_of(num_inputs)) * self.inputs
 
 
 def adapted_partial_products(
