@@ -110,6 +110,8 @@ class EngineSettings(FrozenSettings):
     max_loras: int = 0
     max_lora_rank: int = 64
     max_cpu_loras: int = 256
+    lora_embeddings: bool = False
+    lora_experts: bool = False
     lora: dict[ServedName, str] = {}
     deterministic: bool = False
     attention_timing_interval_steps: int = 128

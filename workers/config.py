@@ -76,7 +76,9 @@ class EngineConfig:
     these, on CPU token by token. What cannot is refused at the start, with the reason.
     max_loras: low-rank adapters that running requests may have together, in memory of the device; 0
     serves none. max_lora_rank: of an adapter. max_cpu_loras: that are kept in each rank's host
-    memory; requests with more than these at a time are refused with QUEUE_FULL.
+    memory; requests with more than these at a time are refused with QUEUE_FULL. lora_embeddings,
+    lora_experts: whether adapters may change the embedding and experts, for which every slot takes
+    memory, changed or not.
     attention_timing_interval_steps: on CUDA, attention is timed in every Nth replay of a graph size
     and in eager steps; 0 times none.
     expert_load_interval_steps: of a native mixture, tokens of experts are counted and read with
@@ -141,6 +143,8 @@ class EngineConfig:
     max_loras: int = 0
     max_lora_rank: int = 64
     max_cpu_loras: int = 256
+    lora_embeddings: bool = False
+    lora_experts: bool = False
     deterministic: bool = False
     attention_timing_interval_steps: int = 128
     expert_load_interval_steps: int = 0
@@ -261,6 +265,9 @@ class EngineConfig:
                 f"max_cpu_loras={self.max_cpu_loras} must be at least max_loras={self.max_loras}: "
                 "what the device has comes from the host"
             )
+        for name in ("lora_embeddings", "lora_experts"):
+            if getattr(self, name) and not self.max_loras:
+                raise ConfigError(f"{name}: adapters need slots of the device; set max_loras")
 
     def _check_deterministic(self) -> None:
         if self.deterministic:

@@ -7,26 +7,31 @@ To be run with TRITON_INTERPRET=1, which Triton reads when it is imported.
 import tempfile
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
 from tests.fakes.interpreted_gemma import PlainChooser
 from tests.fakes.model_rows import ModelRows, torch_native_backend
 from tests.fakes.side_streams import EagerSide
-from tests.fakes.tiny_models import GEMMA, NATIVE, random_prompt, save_tiny_model
+from tests.fakes.tiny_models import GEMMA, MIXTURES, NATIVE, random_prompt, save_tiny_model
 from workers.adapters import device_stage
 from workers.adapters.adapted_products import AdapterWays, AddedBehind, StepGroups
 from workers.adapters.added_beside import AddedBeside, ShrunkBeside
-from workers.adapters.bank import SiteBank
+from workers.adapters.banks import Banks
 from workers.adapters.device_stage import DeviceStage
 from workers.adapters.dressed import DressedModel
-from workers.adapters.hooks import WornAdapters, add_hooks
-from workers.adapters.host import HostAdapter, HostPair
+from workers.adapters.expert_site import ExpertsSite
+from workers.adapters.host import HostAdapter
+from workers.adapters.low_rank import LowRank
 from workers.adapters.ref import AdapterRef
-from workers.adapters.sites import adapter_info, sites_of
+from workers.adapters.sites import PROJECTIONS, AdapterTargets, adapter_info, sites_of
+from workers.adapters.worn import WornAdapters
 from workers.config import EngineConfig
+from workers.layers.cuda import expert_adapters, routed_experts
 from workers.layers.cuda.adapter_groups import group_tokens
 from workers.layers.cuda.adapter_products import AdapterMatrices, AdapterTiles, OutputBlocks
+from workers.layers.gemm.device_limits import HOPPER
 from workers.layers.gemm.matrix import BiasedProducts, PartialGemm
 from workers.loading.loader import load_model
 from workers.models import cuda_stream, registry
@@ -62,25 +67,36 @@ class Hooked:
         return self._model(tokens, batch)
 
 
-def filled_banks(model, architecture):
-    """Two adapters of unlike ranks, the second of which leaves a module as it is."""
+def filled_banks(model, architecture, targets=PROJECTIONS):
+    """Two adapters of unlike ranks, the second of which leaves some modules as they are."""
     generator = torch.Generator().manual_seed(0)
-    sites = sites_of(model, architecture)
-    banks = [SiteBank(site, 2, MAX_RANK, torch.float32, torch.device("cpu")) for site in sites]
+    sites = sites_of(model, architecture, targets)
+    banks = Banks.of(sites, 2, MAX_RANK, torch.float32, torch.device("cpu"))
     for slot, rank in ((1, 8), (2, 3)):
-        pairs = {}
-        for part in (part for site in sites for part in site.parts):
-            if slot == 2 and part.module.endswith("k_proj"):
+        whole = {}
+        for module, (in_features, out_features) in shapes_of(sites).items():
+            if slot == 2 and module.endswith(("k_proj", "1.up_proj", "2.down_proj")):
                 continue
-            a = torch.randn(rank, part.cut.num_columns, generator=generator) * 0.1
-            b = torch.randn(part.cut.num_rows, rank, generator=generator) * 0.1
-            pairs[part.module] = HostPair(a, b)
-        for bank in banks:
+            a = torch.randn(rank, in_features, generator=generator) * 0.1
+            b = torch.randn(out_features, rank, generator=generator) * 0.1
+            whole[module] = LowRank(a, b)
+        pairs = {key: one for site in sites for key, one in site.share_of(whole).items()}
+        for bank in banks.all():
             bank.fill(slot, HostAdapter(AdapterRef("", "", ""), pairs))
     return banks
 
 
-def check_model(tiny, folder, name, fused_class, add, over_ranks):
+def shapes_of(sites):
+    """Of all modules that adapters may change, those of single experts among them."""
+    shapes = {module: shape for site in sites for module, shape in site.modules.items()}
+    for names in (site.names for site in sites if isinstance(site, ExpertsSite)):
+        parts = names.gate, names.up, names.down
+        modules = [f"{names.path}.{x}.{part}" for x in range(names.num_experts) for part in parts]
+        shapes |= {module: names.shape_of(module) for module in modules}
+    return shapes
+
+
+def check_model(tiny, folder, name, fused_class, add, over_ranks, targets=PROJECTIONS):
     """Prompts in chunks beside each other, then tokens one by one."""
     save_tiny_model(tiny, folder)
     prompts = [random_prompt(9, seed=seed) for seed in range(3)]
@@ -94,10 +110,11 @@ def check_model(tiny, folder, name, fused_class, add, over_ranks):
             EngineConfig(model=str(folder)), SingleRank(), torch.device("cpu"), torch.float32
         )
         assert type(loaded.model) is model_class
-        banks = filled_banks(loaded.model, loaded.facts.architecture)
+        banks = filled_banks(loaded.model, loaded.facts.architecture, targets)
         if model_class is plain_class:
             worn = WornAdapters()
-            add_hooks(banks, worn, SingleRank())
+            for bank in banks.all():
+                bank.hook(worn, SingleRank())
             model = Hooked(loaded.model, worn)
         else:
             dressed = DressedModel(
@@ -125,7 +142,7 @@ def check_ways_of_a_stage():
         loaded = load_model(config, SingleRank(), torch.device("cpu"), torch.float32)
     registry.LlamaForCausalLM = plain_class
     banks = filled_banks(loaded.model, loaded.facts.architecture)
-    info = adapter_info([bank.site for bank in banks], MAX_RANK, 2)
+    info = adapter_info([bank.site for bank in banks.projections], MAX_RANK, 2)
     for is_deterministic, expected in ((True, []), (False, [1])):
         stage = DeviceStage.of(loaded.model, SingleRank(), info, None, banks, 4, is_deterministic)
         assert asked == expected
@@ -290,6 +307,8 @@ if __name__ == "__main__":
     check_ranks()
     check_ways_of_a_stage()
     cuda_stream.GemmChooser = PlainChooser
+    for module in (routed_experts, expert_adapters):
+        module.DeviceLimits = SimpleNamespace(of=lambda device: HOPPER)
     # Of the steps the first has 14 tokens, one more than its limit.
     side = EagerSide()
     beside = partial(AddedBeside, side=side, max_tokens=13)
@@ -298,9 +317,11 @@ if __name__ == "__main__":
         (NATIVE["llama3"], "LlamaForCausalLM", CudaLlamaForCausalLM, AddedBehind, AddedBehind),
         (NATIVE["llama3"], "LlamaForCausalLM", CudaLlamaForCausalLM, beside, beside),
         (GEMMA["gemma2"], "GemmaForCausalLM", CudaGemmaForCausalLM, beside, shrunk),
+        (MIXTURES["qwen2_moe"], "LlamaForCausalLM", CudaLlamaForCausalLM, beside, beside),
     ):
+        targets = AdapterTargets(embeddings=True, experts="moe" in tiny.model_type)
         with tempfile.TemporaryDirectory() as folder:
-            check_model(tiny, Path(folder), name, fused_class, add, over_ranks)
+            check_model(tiny, Path(folder), name, fused_class, add, over_ranks, targets)
     assert side.events
     assert side.events == ["fork", "join"] * (len(side.events) // 2)
     print("all equal")

@@ -13,14 +13,21 @@ from workers.layers.new_tensor import NewTensor
 
 @dataclass(slots=True)
 class StepGroups:
-    """Of the pass that runs, or is being captured."""
+    """Of the pass that runs, or is being captured. slot_of_token: int32 (n,), 0 for none; where
+    somebody asks for it."""
 
     of_pass: TokenGroups | None = field(default=None)
+    slot_of_token: torch.Tensor | None = field(default=None)
 
     @property
     def groups(self) -> TokenGroups:
         assert self.of_pass is not None, "layers with adapters run within a dressed pass"
         return self.of_pass
+
+    @property
+    def slots(self) -> torch.Tensor:
+        assert self.slot_of_token is not None, "nobody has asked for the slots of tokens"
+        return self.slot_of_token
 
 
 class AddAdapters(Protocol):

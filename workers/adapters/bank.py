@@ -4,16 +4,17 @@ Slot 0 is no adapter's; its matrices are zeros.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from workers.adapters.host import HostAdapter
 from workers.adapters.sites import Site
+from workers.adapters.worn import Group, WornAdapters
+from workers.parallel.group import TPGroup
 from workers.sampling.transfer import upload
-
-Group = tuple[int, torch.Tensor]
-"""A slot and the tokens of a step that have its adapter, int64 (m,)."""
 
 
 class SiteBank:
@@ -56,6 +57,16 @@ class SiteBank:
         (ranks,) = upload([np.array(self._ranks[slot], dtype=np.int32)], self.ranks.device)
         self.ranks[slot].copy_(ranks)
 
+    def hook(self, worn: WornAdapters, tp: TPGroup) -> None:
+        """As Bank."""
+        sum_ranks = tp.all_reduce if self.site.sums_ranks else _as_it_is
+
+        def add(module: nn.Module, arguments: tuple[Any, ...], out: torch.Tensor) -> None:
+            if worn.groups:
+                self.add_to(out, arguments[0], worn.groups, sum_ranks)
+
+        self.site.layer.register_forward_hook(add)
+
     def add_to(
         self,
         out: torch.Tensor,
@@ -75,3 +86,7 @@ class SiteBank:
                 shrunk = sum_ranks(own @ self.a[slot, first : first + rank].T)
                 delta = shrunk @ self.b[slot, part.rows, :rank].T
                 out[:, part.rows].index_add_(0, tokens, delta)
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

@@ -3,18 +3,16 @@
 Needs Triton.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from workers.adapters.adapted_products import AdapterWays, AddedBehind
 from workers.adapters.added_beside import ways_beside
-from workers.adapters.bank import SiteBank
+from workers.adapters.banks import Banks
 from workers.adapters.dressed import DressedModel
-from workers.adapters.hooks import WornAdapters
 from workers.adapters.ref import AdapterInfo
 from workers.adapters.stage import AdapterStage
 from workers.adapters.store import AdapterStore
+from workers.adapters.worn import WornAdapters
 from workers.errors import ConfigError
 from workers.models.base import CausalLM
 from workers.models.cuda_stream import FusedStreamCausalLM
@@ -31,15 +29,14 @@ class DeviceStage(AdapterStage):
         self,
         info: AdapterInfo,
         store: AdapterStore,
-        banks: Sequence[SiteBank],
+        banks: Banks,
         model: FusedStreamCausalLM,
         num_request_slots: int,
         ways: AdapterWays,
     ) -> None:
-        super().__init__(info, store, banks, WornAdapters(), num_request_slots)
-        self._on_device = torch.zeros(
-            num_request_slots, dtype=torch.int32, device=banks[0].a.device
-        )
+        super().__init__(info, store, banks.all(), WornAdapters(), num_request_slots)
+        device = banks.projections[0].a.device
+        self._on_device = torch.zeros(num_request_slots, dtype=torch.int32, device=device)
         self._is_uploaded = True
         self.model = DressedModel(model, banks, self._on_device, ways)
 
@@ -50,7 +47,7 @@ class DeviceStage(AdapterStage):
         tp: TPGroup,
         info: AdapterInfo,
         store: AdapterStore,
-        banks: Sequence[SiteBank],
+        banks: Banks,
         num_request_slots: int,
         is_deterministic: bool,
     ) -> "DeviceStage":
@@ -58,8 +55,16 @@ class DeviceStage(AdapterStage):
         of rows, as the way that pays does. Raises ConfigError where the model takes none here."""
         if not isinstance(model, FusedStreamCausalLM):
             raise ConfigError("max_loras: on GPUs models of fused layers take adapters, no others")
+        if banks.embedding is not None and tp.size > 1:
+            raise ConfigError("lora_embeddings: on GPUs of one rank, tp_size has to be 1")
+        if any(bank.site.experts.is_kept for bank in banks.experts):
+            raise ConfigError(
+                "lora_experts: the experts are kept as they are stored; set quantized_products to "
+                "dequantize"
+            )
+        device = banks.projections[0].a.device
         behind = AdapterWays(AddedBehind, AddedBehind)
-        ways = behind if is_deterministic else ways_beside(banks[0].a.device, tp.size)
+        ways = behind if is_deterministic else ways_beside(device, tp.size)
         return cls(info, store, banks, model, num_request_slots, ways)
 
     def apply(self, plan: AdapterPlan) -> None:

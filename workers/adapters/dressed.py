@@ -4,18 +4,21 @@ Who has which adapter the device looks up by the rows' slots, so that a captured
 any. Needs Triton.
 """
 
-from collections.abc import Sequence
-
 import torch
 
 from attention import ForwardBatch
 from attention.memory.slot_states import StateEntry
 from workers.adapters.adapted_products import AdapterWays, StepGroups
 from workers.adapters.bank import SiteBank
+from workers.adapters.banks import Banks
+from workers.adapters.embedded import AddedToEmbedding
+from workers.adapters.mixtures import adapted_mixture
 from workers.layers.cuda.adapter_groups import group_tokens
 from workers.layers.cuda.adapter_products import AdapterMatrices, OutputBlocks
+from workers.layers.formats.layer import LinearLayer
 from workers.layers.gemm.matrix import PartialProducts
-from workers.models.cuda_stream import FusedStreamCausalLM
+from workers.layers.moe.mixture import MixtureOfExperts
+from workers.models.cuda_stream import FusedStreamCausalLM, LayerAdapters
 from workers.models.token_inputs import ModelOutput, TokenInputs
 
 
@@ -26,22 +29,31 @@ class DressedModel:
     def __init__(
         self,
         model: FusedStreamCausalLM,
-        banks: Sequence[SiteBank],
+        banks: Banks,
         adapter_of_slot: torch.Tensor,
         ways: AdapterWays,
     ) -> None:
         self._ways = ways
         self.state_entries: tuple[StateEntry, ...] = model.state_entries
         self._model = model
-        self._num_slots = banks[0].a.shape[0] - 1
+        self._num_slots = banks.projections[0].a.shape[0] - 1
         self._adapter_of_slot = adapter_of_slot
         self._step = StepGroups()
-        bank_of = {bank.site.layer: bank for bank in banks}
-        model.expect_adapters(lambda layer, products: self._adapt(bank_of[layer], products))
+        self._needs_slots = banks.embedding is not None or bool(banks.experts)
+        self._bank_of = {bank.site.layer: bank for bank in banks.projections}
+        self._experts_of = {bank.site.experts: bank for bank in banks.experts}
+        embedding = banks.embedding
+        embedded = None if embedding is None else AddedToEmbedding.of(embedding, self._step)
+        model.expect_adapters(LayerAdapters(self._adapt, self._adapt_mixture, embedded))
 
-    def _adapt(self, bank: SiteBank, products: PartialProducts) -> PartialProducts:
+    def _adapt(self, layer: LinearLayer, products: PartialProducts) -> PartialProducts:
+        bank = self._bank_of[layer]
         add = self._ways.over_ranks if bank.site.sums_ranks else self._ways.own
         return add(products, _matrices(bank), self._step)
+
+    def _adapt_mixture(self, mixture: MixtureOfExperts, is_summed: bool) -> PartialProducts | None:
+        bank = self._experts_of.get(mixture.experts)
+        return None if bank is None else adapted_mixture(mixture, bank, self._step, is_summed)
 
     def __call__(self, tokens: TokenInputs, batch: ForwardBatch) -> ModelOutput:
         slots = batch.req_pool_indices
@@ -51,11 +63,13 @@ class DressedModel:
                 slots, batch.extend_seq_lens, output_size=batch.num_tokens
             )
         self._step.of_pass = group_tokens(self._adapter_of_slot, slots, self._num_slots)
+        if self._needs_slots:
+            self._step.slot_of_token = self._adapter_of_slot[slots]
         try:
             with self._model.adapted():
                 output: ModelOutput = self._model(tokens, batch)
         finally:
-            self._step.of_pass = None
+            self._step.of_pass = self._step.slot_of_token = None
         return output
 
     def local_logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -6,48 +6,43 @@ from pathlib import Path
 
 import torch
 
+from workers.adapters.expert_site import of_each_expert
 from workers.adapters.folder import AdapterBytes
 from workers.adapters.in_memory import TensorsInMemory
+from workers.adapters.low_rank import LowRank
 from workers.adapters.peft_config import PeftConfig
-from workers.adapters.peft_weights import ModulePair, check_fits, pairs_of
+from workers.adapters.peft_weights import (
+    ModulePair,
+    StackedPair,
+    check_fits,
+    pairs_of,
+    stack_in,
+)
 from workers.adapters.ref import AdapterInfo, AdapterRef
-from workers.adapters.sites import Site, SitePart
+from workers.adapters.sites import AnySite
 from workers.errors import AdapterError
 
 
 @dataclass(frozen=True, slots=True)
-class HostPair:
-    """a (rank, in_features), b (out_features, rank): of a rank, in the model's dtype. The scale is
-    in b."""
-
-    a: torch.Tensor
-    b: torch.Tensor
-
-    @property
-    def rank(self) -> int:
-        return self.a.shape[0]
-
-
-@dataclass(frozen=True, slots=True)
 class HostAdapter:
-    """pairs: of the modules that it changes, by name."""
+    """pairs: as the sites' share_of has them."""
 
     ref: AdapterRef
-    pairs: Mapping[str, HostPair]
+    pairs: Mapping[str, LowRank]
 
     @property
     def num_bytes(self) -> int:
-        return sum(pair.a.nbytes + pair.b.nbytes for pair in self.pairs.values())
+        return sum(pair.num_bytes for pair in self.pairs.values())
 
 
 class AdapterReader:
     """Reads the share of one rank. Any thread may call it."""
 
     def __init__(
-        self, sites: Sequence[Site], info: AdapterInfo, dtype: torch.dtype, device: torch.device
+        self, sites: Sequence[AnySite], info: AdapterInfo, dtype: torch.dtype, device: torch.device
     ) -> None:
         """device: that it will be copied to."""
-        self._parts = {part.module: part for site in sites for part in site.parts}
+        self._sites = tuple(sites)
         self._info = info
         self._dtype = dtype
         self._is_pinned = device.type == "cuda"
@@ -60,17 +55,19 @@ class AdapterReader:
         tensors = TensorsInMemory(files.weights)
         pairs = pairs_of(PeftConfig.parse(files.config), tensors)
         check_fits(pairs, self._info)
+        whole: dict[str, LowRank] = {}
+        for module, pair in pairs.items():
+            if isinstance(pair, StackedPair):
+                found = stack_in(self._info, pair)
+                whole |= of_each_expert(found, self._whole(tensors, module, found.pair))
+            else:
+                whole[module] = self._whole(tensors, module, pair)
+        shares = (site.share_of(whole).items() for site in self._sites)
         return HostAdapter(
-            ref,
-            {
-                module: self._pair(*self._whole(tensors, module, pair), self._parts[module])
-                for module, pair in pairs.items()
-            },
+            ref, {key: one.copied(self._is_pinned) for share in shares for key, one in share}
         )
 
-    def _whole(
-        self, tensors: TensorsInMemory, module: str, pair: ModulePair
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _whole(self, tensors: TensorsInMemory, module: str, pair: ModulePair) -> LowRank:
         """In the model's dtype, before anything is cut: what one rank refuses, all do."""
         a = tensors.read(pair.a_name).to(self._dtype)
         b = (tensors.read(pair.b_name).float() * pair.scale).to(self._dtype)
@@ -79,11 +76,4 @@ class AdapterReader:
                 f"{module} has values that are no finite numbers in {self._dtype}, or gets such by "
                 f"its scale of {pair.scale:g}"
             )
-        return a, b
-
-    def _pair(self, a: torch.Tensor, b: torch.Tensor, part: SitePart) -> HostPair:
-        here = (
-            one.clone(memory_format=torch.contiguous_format)
-            for one in (a[:, part.cut.columns], b[part.cut.rows])
-        )
-        return HostPair(*(one.pin_memory() if self._is_pinned else one for one in here))
+        return LowRank(a, b)

@@ -47,6 +47,7 @@ _FREE = frozenset(
         "rank_pattern",
         "revision",
         "target_modules",
+        "target_parameters",
         "use_rslora",
     )
 )
@@ -65,13 +66,16 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 class PeftConfig:
     """rank, alpha: of modules that the patterns do not name. is_rank_stabilised: alpha is divided
     by the rank's root (Kalajdzievski, 2023). rank_pattern, alpha_pattern: by a regular expression
-    that a module's name ends with."""
+    that a module's name ends with. ties_weights: what is added to an embedding is meant for a head
+    that is tied to it, too. peft_version: of what wrote it, (0, 0, 0) where that is not said."""
 
     rank: int
     alpha: float
     is_rank_stabilised: bool
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
+    ties_weights: bool
+    peft_version: tuple[int, int, int]
 
     def rank_of(self, module: str) -> int:
         return _found(self.rank_pattern, module, self.rank)
@@ -104,6 +108,8 @@ class PeftConfig:
                 name: _number(alpha, f"alpha_pattern of {_name(name)}")
                 for name, alpha in _pattern(stated, "alpha_pattern")
             },
+            ties_weights=_truth(stated.get("ensure_weight_tying"), "ensure_weight_tying"),
+            peft_version=_version(stated.get("peft_version")),
         )
 
 
@@ -163,6 +169,11 @@ def _number(value: Any, name: str) -> float:
     if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise AdapterError(f"{CONFIG_FILE}: {name}={_shown(value)} is no number")
     return float(value)
+
+
+def _version(value: Any) -> tuple[int, int, int]:
+    found = re.match(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})", value) if isinstance(value, str) else None
+    return (0, 0, 0) if found is None else (int(found[1]), int(found[2]), int(found[3]))
 
 
 def _truth(value: Any, name: str) -> bool:

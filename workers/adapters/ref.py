@@ -2,6 +2,8 @@
 
 import msgspec
 
+from workers.adapters.expert_modules import ExpertModules
+
 
 class AdapterRef(msgspec.Struct, frozen=True):
     """An adapter as it was when it was loaded.
@@ -17,11 +19,21 @@ class AdapterRef(msgspec.Struct, frozen=True):
 
 class AdapterInfo(msgspec.Struct, frozen=True):
     """max_rank: of an adapter. num_slots: adapters that one step may have. modules: the checkpoint
-    modules that adapters may change, by name, as (in_features, out_features) of the whole one."""
+    modules that adapters may change, by name, as (in_features, out_features) of the whole one.
+    experts: of each layer whose experts they may change."""
 
     max_rank: int
     num_slots: int
     modules: dict[str, tuple[int, int]]
+    experts: tuple[ExpertModules, ...] = ()
+
+    def shape_of(self, module: str) -> tuple[int, int] | None:
+        """None for what adapters may not change."""
+        shapes = (one.shape_of(module) for one in self.experts)
+        return self.modules.get(module) or next(filter(None, shapes), None)
+
+    def experts_at(self, stack_path: str) -> ExpertModules | None:
+        return next((one for one in self.experts if one.stack_path == stack_path), None)
 
 
 def prefix_salt(cache_salt: str, adapter: AdapterRef | None) -> str:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from workers.adapters.bank import Group, SiteBank
+from workers.adapters.banks import Banks
 from workers.adapters.desk import NO_ADAPTERS_DESK, AdapterDesk, ReadingDesk
-from workers.adapters.hooks import WornAdapters, add_hooks
 from workers.adapters.host import AdapterReader
 from workers.adapters.ref import AdapterInfo, AdapterRef
-from workers.adapters.sites import adapter_info, sites_of
+from workers.adapters.sites import AdapterTargets, adapter_info, sites_of
 from workers.adapters.store import AdapterStore
+from workers.adapters.worn import Bank, Group, WornAdapters
 from workers.config import EngineConfig
 from workers.graphs.graphed_model import GraphedModel
 from workers.loading.loader import LoadedModel
@@ -35,7 +35,7 @@ class AdapterStage:
         self,
         info: AdapterInfo,
         store: AdapterStore,
-        banks: Sequence[SiteBank],
+        banks: Sequence[Bank],
         worn: WornAdapters,
         num_request_slots: int,
     ) -> None:
@@ -116,9 +116,10 @@ def adapter_stages(
     if not config.max_loras:
         return ()
     dtype, device = loaded.dtype, loaded.device
-    sites = sites_of(loaded.model, loaded.facts.architecture)
+    targets = AdapterTargets(config.lora_embeddings, config.lora_experts)
+    sites = sites_of(loaded.model, loaded.facts.architecture, targets)
     info = adapter_info(sites, config.max_lora_rank, config.max_loras)
-    banks = [SiteBank(site, info.num_slots, info.max_rank, dtype, device) for site in sites]
+    banks = Banks.of(sites, info.num_slots, info.max_rank, dtype, device)
     reader = AdapterReader(sites, info, dtype, device)
     store = AdapterStore(reader.read, config.max_cpu_loras)
     if device.type == "cuda":
@@ -131,8 +132,9 @@ def adapter_stages(
             ),
         )
     worn = WornAdapters()
-    add_hooks(banks, worn, tp)
-    return (AdapterStage(info, store, banks, worn, num_request_slots),)
+    for bank in banks.all():
+        bank.hook(worn, tp)
+    return (AdapterStage(info, store, banks.all(), worn, num_request_slots),)
 
 
 def dress(stages: Sequence[AdapterStage], plan: StepPlan) -> bool:

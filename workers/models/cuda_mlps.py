@@ -58,8 +58,8 @@ class UnfusedMlp:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mixture:
-    last: GroupedMixture
+class FusedMixture:
+    last: PartialProducts
 
     def inner(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden
@@ -69,7 +69,7 @@ def fused_mlps(chooser: GemmChooser, mlps: Sequence[Mlp], is_alone: bool) -> lis
     """is_alone: whether no other rank's products are added to this one's."""
     dense = [mlp for mlp in mlps if isinstance(mlp, GatedMLP)]
     fused: dict[Mlp, FusedMlp] = {
-        mlp: _Mixture(GroupedMixture(mlp, is_summed=not is_alone))
+        mlp: FusedMixture(GroupedMixture(mlp, is_summed=not is_alone))
         for mlp in mlps
         if isinstance(mlp, MixtureOfExperts)
     }

@@ -26,6 +26,7 @@ from workers.layers.gemm.matrix import (
     partial_gemms,
 )
 from workers.layers.gemm.step_products import chain_seconds
+from workers.layers.mlp import Mlp
 from workers.layers.moe.mixture import MixtureOfExperts
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.product import KeptProduct
@@ -34,14 +35,29 @@ from workers.layers.sharding import ShardContext
 from workers.models.base import AttentionGeometry
 from workers.models.cuda_attention import LayerAttention, layer_attention
 from workers.models.cuda_decoder import FusedCausalLM, FusedLayer
-from workers.models.cuda_mlps import DenseMlp, fused_mlps, unfused_mlps
+from workers.models.cuda_mlps import (
+    DenseMlp,
+    FusedMixture,
+    FusedMlp,
+    fused_mlps,
+    unfused_mlps,
+)
 from workers.models.fused_members import grouped_layers_as_stored
 from workers.models.grouped_attention import GroupedQueryAttention
 from workers.models.segmented import AttentionInputs, TokenPlaces
 from workers.models.stream_decoder import StreamBody, StreamSpec
 
-AdaptProducts = Callable[[LinearLayer, PartialProducts], PartialProducts]
-"""A layer's products, with what adapters add to them."""
+
+@dataclass(frozen=True, slots=True)
+class LayerAdapters:
+    """How a model's layers come to add adapters. products: of a layer, from its own. mixture: of a
+    mixture of experts and whether its parts are summed up; None where nothing is added to it.
+    embedded: adds to the embedding (n, hidden_size) of ids int64 (n,), in place; None where nothing
+    is."""
+
+    products: Callable[[LinearLayer, PartialProducts], PartialProducts]
+    mixture: Callable[[MixtureOfExperts, bool], PartialProducts | None]
+    embedded: Callable[[torch.Tensor, torch.Tensor], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +97,8 @@ class FusedStreamCausalLM(FusedCausalLM):
 
     _layers: Sequence[_GroupedLayer]
     _adapted_layers: Sequence[_GroupedLayer] = ()
-    _adapt: AdaptProducts | None = None
+    _adapters: LayerAdapters | None = None
+    _is_adapted = False
 
     def __init__(
         self,
@@ -119,32 +136,46 @@ class FusedStreamCausalLM(FusedCausalLM):
             for index, (attention, joins) in enumerate(zip(attentions, ways.joins, strict=True))
         ]
         (self._head,) = partial_gemms(chooser, [self._head_weight()], False)
-        if self._adapt is not None:
-            self._adapted_layers = self._make_adapted(chooser, self._adapt)
+        if self._adapters is not None:
+            self._adapted_layers = self._make_adapted(chooser, self._adapters)
 
-    def expect_adapters(self, adapt: AdaptProducts) -> None:
-        """Before prepare: some steps will run over layers whose products adapters add to."""
-        self._adapt = adapt
+    def expect_adapters(self, adapters: LayerAdapters) -> None:
+        """Before prepare: some steps will run over layers that adapters add to."""
+        self._adapters = adapters
+
+    def begin(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        embedded = self._adapters.embedded if self._is_adapted and self._adapters else None
+        if embedded is None:
+            return super().begin(input_ids)
+        residual: torch.Tensor = self.model.embed_tokens(input_ids)
+        embedded(residual, input_ids)
+        return residual, self._norms[0](residual)
 
     @contextmanager
     def adapted(self) -> Iterator[None]:
         """What runs within runs over those layers."""
         plain, self._layers = self._layers, self._adapted_layers
+        self._is_adapted = True
         try:
             yield
         finally:
-            self._layers = plain
+            self._layers, self._is_adapted = plain, False
 
-    def _make_adapted(self, chooser: GemmChooser, adapt: AdaptProducts) -> list[_GroupedLayer]:
+    def _make_adapted(self, chooser: GemmChooser, adapters: LayerAdapters) -> list[_GroupedLayer]:
         dense = [x.mlp for x in self._decoder_layers if isinstance(x.mlp, GatedMLP)]
         is_alone = self._shard.tp.size == 1
+        adapt = adapters.products
         unfused = unfused_mlps(chooser, dense, adapt, is_alone) if dense else []
-        mlps = dict(zip(dense, unfused, strict=True))
+        mlps: dict[Mlp, FusedMlp] = dict(zip(dense, unfused, strict=True))
+        for mixture in (x.mlp for x in self._decoder_layers if isinstance(x.mlp, MixtureOfExperts)):
+            products = adapters.mixture(mixture, not is_alone)
+            if products is not None:
+                mlps[mixture] = FusedMixture(products)
         made = []
         for layer, module in zip(self._layers, self._decoder_layers, strict=True):
             attention = module.self_attn
             assert isinstance(attention, GroupedQueryAttention)
-            mlp = mlps[module.mlp] if isinstance(module.mlp, GatedMLP) else layer.mlp
+            mlp = mlps.get(module.mlp, layer.mlp)
             qkv, o = adapt(attention.qkv_proj, layer.qkv), adapt(attention.o_proj, layer.o)
             made.append(replace(layer, qkv=qkv, o=o, mlp=mlp))
         return made

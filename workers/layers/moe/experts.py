@@ -4,7 +4,7 @@ Experts that all tokens share are cut into pieces of a routed expert's width and
 others. Knows no routing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -30,7 +30,7 @@ from workers.layers.moe.tensors import (
     StackedExperts,
     store_stacks,
 )
-from workers.layers.routed_experts import RoutedWeights
+from workers.layers.routed_experts import RoutedProducts, RoutedWeights
 from workers.layers.sharding import ShardContext, TensorSource, WeightSlot
 from workers.parallel.expert_copies import ExpertHolders
 from workers.parallel.expert_group import ExpertShare
@@ -46,7 +46,7 @@ class Experts(ModulesLayer):
 
     def __init__(self, spec: MixtureSpec, hidden_size: int, shard: ShardContext) -> None:
         super().__init__()
-        self.spec, self._hidden_size = spec, hidden_size
+        self.spec, self.hidden_size = spec, hidden_size
         self.share = share = ExpertShare.of_rank(
             shard.experts,
             spec.num_experts,
@@ -94,6 +94,10 @@ class Experts(ModulesLayer):
     @property
     def is_kept(self) -> bool:
         return self.stacks is not None
+
+    def wrap_products(self, wrap: Callable[[RoutedProducts], RoutedProducts]) -> None:
+        """From now on the experts are multiplied by what wrap makes of what did it."""
+        self._products = wrap(self._products)
 
     @property
     def asks_host(self) -> bool:
@@ -163,7 +167,7 @@ class Experts(ModulesLayer):
         return cuts
 
     def modules_elsewhere(self) -> Mapping[str, tuple[int, int]]:
-        width, hidden = self.spec.width, self._hidden_size
+        width, hidden = self.spec.width, self.hidden_size
         is_down = f".{self.spec.names.down}"
         return {
             name: (hidden, width) if name.endswith(is_down) else (width, hidden)
@@ -184,13 +188,13 @@ class Experts(ModulesLayer):
         self._separate().keep(module, weight, kept)
 
     def _separate(self) -> SeparateExperts:
-        return SeparateExperts(self.spec, self.share, self.weights, self._hidden_size)
+        return SeparateExperts(self.spec, self.share, self.weights, self.hidden_size)
 
     def _shared_modules(self) -> dict[str, tuple[int, int]]:
         """-> (out_features, in_features)."""
         if self.spec.shared is None:
             return {}
-        columns, hidden = self.spec.num_pieces * self.spec.width, self._hidden_size
+        columns, hidden = self.spec.num_pieces * self.spec.width, self.hidden_size
         name = self.spec.shared.name
         return {
             f"{name}.gate_proj": (columns, hidden),
@@ -201,14 +205,14 @@ class Experts(ModulesLayer):
     def _routed(self) -> ExpertTensors:
         if not self.spec.names.is_stacked:
             return self._separate()
-        return StackedExperts(self.spec, self.share, self.weights, self._hidden_size)
+        return StackedExperts(self.spec, self.share, self.weights, self.hidden_size)
 
     def _load_shared(self, part: str, tensor: TensorSource) -> None:
         share = self.share
         for place, piece in enumerate(share.pieces, start=share.first_piece):
             first = piece * self.spec.width + share.first_column
             columns = slice(first, first + share.num_columns)
-            GatedTargets(self.weights, self._hidden_size, columns).load(place, part, tensor)
+            GatedTargets(self.weights, self.hidden_size, columns).load(place, part, tensor)
 
     def local(self, chosen: Choice) -> Choice:
         """The same with the places of experts here; what lies elsewhere is at num_kept. Of an

@@ -1,11 +1,26 @@
 """The experts' products in plain torch, expert by expert, and where others take their place."""
 
+from typing import Protocol
+
 import torch
 from torch.nn import functional
 
 from workers.layers.routed_experts import RoutedProducts, RoutedWeights, gated
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16)
+
+
+class ExpertAdditions(Protocol):
+    """What is added to the products of one expert, in place. tokens: int64 (m,), whose rows x has;
+    place: of the expert."""
+
+    def to_gate_up(
+        self, out: torch.Tensor, x: torch.Tensor, tokens: torch.Tensor, place: int
+    ) -> None:
+        """out (m, 2 * width), before the gate; x (m, hidden_size)."""
+
+    def to_down(self, out: torch.Tensor, x: torch.Tensor, tokens: torch.Tensor, place: int) -> None:
+        """out (m, hidden_size), not weighed yet; x (m, width)."""
 
 
 def products_for(dtype: torch.dtype, device: torch.device, num_parts: int) -> RoutedProducts:
@@ -20,7 +35,11 @@ def products_for(dtype: torch.dtype, device: torch.device, num_parts: int) -> Ro
 
 
 def experts_in_torch(
-    hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, experts: RoutedWeights
+    hidden: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    experts: RoutedWeights,
+    additions: ExpertAdditions | None = None,
 ) -> torch.Tensor:
     """A RoutedProducts for any dtype and device. Ids beyond the experts are of none that lies here
     and add nothing. Sums are kept in float32. Asks on the host who was chosen."""
@@ -30,7 +49,7 @@ def experts_in_torch(
         if expert >= num_here:
             break
         tokens, choices = torch.where(ids == expert)
-        made = _one_expert(hidden[tokens], expert, experts)
+        made = _one_expert(hidden[tokens], tokens, expert, experts, additions)
         out.index_add_(0, tokens, made.float() * weights[tokens, choices].unsqueeze(-1))
     return out.to(hidden.dtype)
 
@@ -50,13 +69,23 @@ def weighing_inputs(products: RoutedProducts) -> RoutedProducts:
     return of_weighed
 
 
-def _one_expert(rows: torch.Tensor, expert: int, experts: RoutedWeights) -> torch.Tensor:
+def _one_expert(
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    expert: int,
+    experts: RoutedWeights,
+    additions: ExpertAdditions | None,
+) -> torch.Tensor:
     first_bias, last_bias = experts.gate_up_bias, experts.down_bias
     gate_up = functional.linear(
         rows, experts.gate_up[expert], None if first_bias is None else first_bias[expert]
     )
-    return functional.linear(
-        gated(gate_up, experts.gating),
-        experts.down[expert],
-        None if last_bias is None else last_bias[expert],
+    if additions is not None:
+        additions.to_gate_up(gate_up, rows, tokens, expert)
+    activated = gated(gate_up, experts.gating)
+    made = functional.linear(
+        activated, experts.down[expert], None if last_bias is None else last_bias[expert]
     )
+    if additions is not None:
+        additions.to_down(made, activated, tokens, expert)
+    return made

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import save, save_file
 
+from workers.adapters.expert_modules import ExpertModules, StackFit, StackKind
 from workers.adapters.folder import AdapterBytes, adapter_at, content_key
 from workers.adapters.host import AdapterReader
 from workers.adapters.peft_config import PeftConfig
@@ -20,7 +22,21 @@ from workers.layers.formats.format import Cut
 
 Q = "model.layers.0.self_attn.q_proj"
 DOWN = "model.layers.0.mlp.down_proj"
-INFO = AdapterInfo(max_rank=8, num_slots=2, modules={Q: (6, 10), DOWN: (12, 6)})
+EMBEDDING = "model.embed_tokens"
+EXPERTS = ExpertModules(
+    path="model.layers.0.moe.experts",
+    stack_path="model.layers.0.mlp.experts",
+    gate="w1",
+    up="w3",
+    down="w2",
+    num_experts=4,
+    hidden_size=6,
+    width=3,
+    in_turns=False,
+    inputs_first=False,
+)
+MODULES = {Q: (6, 10), DOWN: (12, 6), EMBEDDING: (9, 5)}
+INFO = AdapterInfo(max_rank=8, num_slots=2, modules=MODULES, experts=(EXPERTS,))
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["q_proj"]}
 
 
@@ -33,6 +49,19 @@ def pair(module=Q, rank=2, dtype=torch.float32):
     return {
         name_of(module, "A"): torch.ones((rank, in_features), dtype=dtype),
         name_of(module, "B"): torch.ones((out_features, rank), dtype=dtype),
+    }
+
+
+def embedding(module, size=9):
+    prefix = f"base_model.model.{module}.lora_embedding_"
+    return {f"{prefix}A": torch.ones((2, size)), f"{prefix}B": torch.ones((5, 2))}
+
+
+def stack(a_shape, b_shape, layer=0):
+    experts = f"model.layers.{layer}.mlp.experts"
+    return {
+        name_of(experts, "A"): torch.ones(a_shape),
+        name_of(experts, "B"): torch.ones(b_shape),
     }
 
 
@@ -74,7 +103,7 @@ def test_the_scale_is_what_peft_computes(tmp_path, changes, module, scale) -> No
         ({"modules_to_save": ["lm_head"]}, "modules_to_save=['lm_head'] is not served"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out=True is not served"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not served"),
-        ({"target_parameters": ["experts.gate"]}, "target_parameters=['experts.gate'] is not"),
+        ({"ensure_weight_tying": 1}, "ensure_weight_tying=1 is neither true nor false"),
         ({"a_setting_of_a_later_peft": 3}, "a_setting_of_a_later_peft=3 is not served"),
         ({"task_type": "SEQ_CLS"}, "task_type='SEQ_CLS' is not served"),
         ({"r": 0}, "r=0 is no rank"),
@@ -101,7 +130,20 @@ def test_a_config_that_would_change_the_result_is_refused_by_name(
     ("tensors", "changes", "message"),
     [
         ({}, {}, "changes nothing"),
-        ({"base_model.model.lm_head.lora_embedding_A": torch.ones(2)}, {}, "lora_embedding_A"),
+        ({"base_model.model.lm_head.lora_embedding_A": torch.ones(2)}, {}, "lacks one of lora_A"),
+        (embedding(Q), {}, f"{Q}.lora_embedding_A, which is not served"),
+        (pair() | {f"base_model.model.{Q}.base_layer.weight": torch.ones(2)}, {}, "not served"),
+        (embedding(EMBEDDING), {"ensure_weight_tying": True}, f"with {EMBEDDING} is not served"),
+        (embedding(EMBEDDING, size=7), {}, "has 7 inputs and 5 outputs there, the model's 9 and 5"),
+        (stack((4, 6), (4, 2)), {}, "has matrices (4, 6) and (4, 2), and rank 2"),
+        (stack((8, 6), (7, 8)), {}, "of neither tensor of experts 3 wide"),
+        (stack((6, 3), (6, 6)), {}, "has 6 ranks, which are not 2, as the config has it, for each"),
+        (stack((8, 3), (6, 8), layer=1), {}, "changes model.layers.1.mlp.experts; served are"),
+        (
+            stack((8, 3), (6, 8)),
+            {"rank_pattern": {"down_proj": 16}},
+            "model.layers.0.mlp.experts has rank 16, max_lora_rank is 8",
+        ),
         (
             pair() | {f"base_model.model.{Q}.lora_magnitude_vector": torch.ones(2)},
             {},
@@ -129,6 +171,47 @@ def test_a_config_that_would_change_the_result_is_refused_by_name(
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, tensors, changes, message) -> None:
     write(tmp_path, tensors, **changes)
     refused(tmp_path, message)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        ("model.layers.0.moe.experts.3.w1", (6, 3)),
+        ("model.layers.0.moe.experts.0.w3", (6, 3)),
+        ("model.layers.0.moe.experts.2.w2", (3, 6)),
+        ("model.layers.0.moe.experts.4.w1", None),
+        ("model.layers.0.moe.experts.03.w1", None),
+        ("model.layers.0.moe.experts.\u0663.w1", None),
+        ("model.layers.0.moe.experts.-1.w1", None),
+        ("model.layers.0.moe.experts.1.gate", None),
+        ("model.layers.1.moe.experts.1.w1", None),
+        ("model.layers.0.mlp.experts.1.w1", None),
+        ("w1", None),
+    ],
+)
+def test_modules_of_experts_have_the_shapes_of_one(module, shape) -> None:
+    assert INFO.shape_of(module) == shape
+
+
+@pytest.mark.parametrize("inputs_first", [False, True])
+@pytest.mark.parametrize("is_never_swapped", [False, True])
+@pytest.mark.parametrize("width", [3, 4, 8])
+@pytest.mark.parametrize("kind", StackKind)
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_a_stack_is_told_by_its_shapes(
+    kind, is_swapped, width, is_never_swapped, inputs_first
+) -> None:
+    """A square one by the version of PEFT, or by how transformers has the tensor."""
+    experts = replace(EXPERTS, hidden_size=8, width=width, inputs_first=inputs_first)
+    inputs, outputs = (8, 2 * width) if kind is StackKind.GATE_UP else (width, 8)
+    can_swap = not (is_never_swapped or inputs_first)
+    if is_swapped:
+        inputs, outputs = outputs, inputs
+    fit = experts.fit_of((12, inputs), (outputs, 12), is_never_swapped)
+    if inputs == outputs:
+        assert fit == (None if can_swap else StackFit(kind, False))
+    else:
+        assert fit == (StackFit(kind, is_swapped) if can_swap or not is_swapped else None)
 
 
 def test_missing_pickled_and_broken_files_are_refused(tmp_path) -> None:

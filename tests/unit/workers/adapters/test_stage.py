@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from workers.adapters.hooks import WornAdapters
 from workers.adapters.ref import AdapterInfo, AdapterRef
 from workers.adapters.stage import AdapterStage
+from workers.adapters.worn import WornAdapters
 from workers.scheduler.adapter_plan import NO_ADAPTERS, AdapterLoad, AdapterPlan, WornAdapter
 
 OLD, NEW = (AdapterRef(name, f"/{name}", name * 8) for name in ("old", "new"))
