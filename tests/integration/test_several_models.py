@@ -1,9 +1,7 @@
 """Two models in one application on a real Ray with real engines and stock clients."""
 
 import os
-import shutil
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -40,18 +38,9 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory):
-    """The folder that is watched for MAIN's adapters."""
-    return tmp_path_factory.mktemp("adapters")
-
-
-@pytest.fixture(scope="module")
-def service(ray_session, adapters):
+def service(ray_session):
     auth = {"admin_api_keys": ["operator"]}
-    main = MODELS[MAIN]
-    watched = {"lora_folder": str(adapters), "lora_folder_interval_s": 0.2}
-    models = {**MODELS, MAIN: {**main, "engine": {**main["engine"], **watched}}}
-    with running_service(APP, 18300, models=models, auth=auth, num_ingresses=2) as running:
+    with running_service(APP, 18300, models=MODELS, auth=auth) as running:
         yield running
 
 
@@ -135,61 +124,6 @@ def test_an_adapter_is_a_model_from_when_it_is_loaded_to_when_it_is_not(service,
     load_adapter(service, "unload")
     with pytest.raises(openai.NotFoundError):
         text_of(client, "noisy")
-
-
-def adapter_tokens(client, name):
-    """The tokens of 8 that the adapter chooses, and the prompt's."""
-    answer = client.completions.create(
-        model=name,
-        prompt=PROMPT,
-        max_tokens=8,
-        temperature=0,
-        extra_body={"return_token_ids": True},
-    )
-    return answer.choices[0].token_ids, answer.choices[0].prompt_token_ids
-
-
-def parents(service):
-    return {model.id: model.parent for model in client_at(service).models.list().data}
-
-
-def is_told(service, name, is_there):
-    """Whether every ingress process says so: connections go to either."""
-    return all((name in parents(service)) == is_there for _ in range(12))
-
-
-def test_what_lies_in_the_watched_folder_is_served_without_a_call(service, adapters):
-    base = eager_reference(model_folder("builtin"))
-    client = client_at(service)
-    seen = []
-    for seed in (1, 2):
-        # Over what is served, file by file: nothing is served half.
-        folder = save_adapter(adapters / "dropped", base, seed=seed, rank=4)
-        wait_until(lambda: is_told(service, "dropped", True))
-        merged = merged_reference(model_folder("builtin"), folder)
-
-        def is_served(merged=merged):
-            try:
-                tokens, prompt = adapter_tokens(client_at(service), "dropped")
-            except openai.NotFoundError:
-                return False  # the files have changed, and the service does not know yet
-            return tokens == greedy_tokens(merged, prompt, 8)[: len(tokens)]
-
-        wait_until(is_served)
-        seen.append(adapter_tokens(client, "dropped")[0])
-    assert seen[0] != seen[1]
-    load_adapter(service, "unload", lora_name="dropped")
-    wait_until(lambda: is_told(service, "dropped", False))
-    time.sleep(1.0)
-    assert is_told(service, "dropped", False)
-    save_adapter(adapters / "dropped", base, seed=3, rank=4)
-    wait_until(lambda: is_told(service, "dropped", True))
-    assert parents(service)["dropped"] == MAIN
-    shutil.rmtree(adapters / "dropped")
-    wait_until(lambda: is_told(service, "dropped", False))
-    with pytest.raises(openai.NotFoundError):
-        text_of(client, "dropped")
-    assert series(service, "tessera_adapter_folder_refusals_total").keys() == {MAIN}
 
 
 def operate(service, method, path):
