@@ -4,86 +4,17 @@ import asyncio
 import logging
 import os
 import shutil
+import threading
 
 import pytest
 
-from service.adapters.control import AdapterControl
-from service.adapters.files import watched_folder
-from service.adapters.folder_look import FolderLook, look_at
-from service.adapters.folder_reader import MAX_READS, FolderReader
-from service.adapters.folder_watch import FolderWatch
-from service.adapters.shelf import AdapterShelf
-from service.adapters.table import AdapterBoard, AdapterEntry, AdapterTable
+from service.adapters.table import AdapterEntry, AdapterTable
 from service.adapters.unmapped import unmapped_adapter
-from service.config import parse_config
 from service.errors import ApiError, ApiErrorCode
 from tests.fakes.small_adapters import TAKEN, LocalBoard, save
+from tests.fakes.watching_ingress import CONFIGURED, Ingress
 from workers.adapters.ref import AdapterRef
-from workers.errors import AdapterError, ConfigError
-
-CONFIGURED = AdapterRef("fixed", "/elsewhere", "key")
-
-
-class Counter:
-    num_refusals = 0
-
-    def on_refusal(self):
-        self.num_refusals += 1
-
-
-class Disk:
-    """looks, reads: what is done instead where it is set. read_names: whose files were read."""
-
-    def __init__(self):
-        self.look_error = None
-        self.read_error = None
-        self.device = None
-        self.read_names = []
-
-    def look(self, folder):
-        if self.look_error is not None:
-            raise self.look_error
-        found = look_at(folder)
-        return found if self.device is None else FolderLook(self.device, found.subfolders)
-
-    def read(self, name, folder, info):
-        self.read_names.append(name)
-        if self.read_error is not None:
-            raise self.read_error
-        return unmapped_adapter(name, folder, info)
-
-
-class Ingress:
-    """Of the models tiny and other; tiny's folder is watched."""
-
-    def __init__(self, folder, board):
-        self.shelves = {
-            "tiny": AdapterShelf("tiny", {"fixed": CONFIGURED}, has_folder=True),
-            "other": AdapterShelf("other", {}),
-        }
-        self.folder, self.board = folder, board
-        self.disk, self.metrics = Disk(), Counter()
-        self.info_error = None
-        self.control = AdapterControl(self.shelves, self.info_of, board)
-        reader = FolderReader(folder, self.disk.look, self.disk.read)
-        self.watch = FolderWatch("tiny", reader, self.control, board, self.metrics, 0.01)
-
-    def info_of(self, model):
-        if self.info_error is not None:
-            raise self.info_error
-        return TAKEN
-
-    async def turns(self, num_turns=2):
-        for _ in range(num_turns):
-            while await self.watch.turn():
-                pass
-
-    @property
-    def names(self):
-        return {one.name for one in self.shelves["tiny"]} - {"fixed"}
-
-    def find(self, name):
-        return self.shelves["tiny"].find(name)
+from workers.errors import AdapterError
 
 
 @pytest.fixture
@@ -139,6 +70,7 @@ async def test_files_are_read_when_they_look_otherwise_only(ingress) -> None:
     save(ingress.folder / "bad", rank=8)
     await ingress.turns(5)
     assert ingress.disk.read_names == ["a", "bad"]
+    assert threading.get_ident() not in ingress.disk.threads
     os.utime(ingress.folder / "a" / "adapter_config.json", ns=(1, 1))
     table = ingress.board.board.table
     await ingress.turns(5)
@@ -379,55 +311,13 @@ async def test_a_registry_that_does_not_answer_ends_no_watch(ingress, warnings) 
     assert "the registry does not answer" in warnings()[0]
 
 
-def test_of_many_new_ones_some_are_read_at_a_time(tmp_path) -> None:
-    num_folders = MAX_READS + 3
-    for index in range(num_folders):
-        save(tmp_path / f"a{index:02}")
-    reader = FolderReader(tmp_path)
-    assert reader.read(TAKEN) is None
-    first, second = reader.read(TAKEN), reader.read(TAKEN)
-    assert (len(first.adapters), first.is_whole) == (MAX_READS, False)
-    assert (len(second.adapters), second.is_whole) == (num_folders, True)
-    assert len(first.kept) == 3
-
-
-def test_the_configuration_comes_before_what_a_folder_has_left() -> None:
-    of_folder = AdapterRef("fixed", "/folder/fixed", "k")
-    gone = AdapterEntry("m", "gone", AdapterRef("gone", "/folder/gone", "k"), folder_key="k")
-    table = AdapterTable(1, (AdapterEntry("m", "fixed", of_folder, folder_key="k"), gone))
-    watched = AdapterShelf("m", {"fixed": CONFIGURED}, has_folder=True)
-    unwatched = AdapterShelf("m", {"fixed": CONFIGURED})
-    for shelf, names in ((watched, ["fixed", "gone"]), (unwatched, ["fixed"])):
-        shelf.take(table)
-        assert [one.name for one in shelf] == names
-        assert shelf.find("fixed") == CONFIGURED
-
-
-def test_a_board_knows_who_is_behind() -> None:
-    board, ref = AdapterBoard(lambda: 7), AdapterRef("a", "/a", "k")
-    before = board.table
-    after = board.set(AdapterEntry("m", "a", ref), before)
-    assert not board.is_known("a", before)
-    assert board.is_known("a", after)
-    assert board.is_known("b", before)
-
-
-def test_a_folder_is_a_setting_that_is_judged_at_the_start(tmp_path) -> None:
-    engine = {"max_loras": 2, "lora_folder": str(tmp_path), "lora_folder_interval_s": 0.5}
-    (model,) = parse_config({"engine": engine}).served_models()
-    assert watched_folder(model.engine.lora_folder) == tmp_path
-    assert watched_folder(None) is None
-    models = {name: {"engine": engine} for name in ("a", "b")}
-    for broken, message in (
-        ({"engine": {**engine, "max_loras": 0}}, "lora_folder: .*set max_loras"),
-        ({"engine": {**engine, "lora_folder": ""}}, "engine.lora_folder"),
-        ({"engine": {**engine, "lora_folder_interval_s": 0}}, "lora_folder_interval_s"),
-        ({"engine": {**engine, "lora_folder_interval": 1}}, "no such setting"),
-        ({"models": models}, "different engine.lora_folder"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            parse_config(broken)
-    (tmp_path / "file").write_text("")
-    for stated in (tmp_path / "nowhere", tmp_path / "file"):
-        with pytest.raises(ConfigError, match=r"engine\.lora_folder: .*(No such|Not a)"):
-            watched_folder(str(stated))
+@pytest.mark.asyncio
+async def test_a_name_that_the_configuration_has_now_is_no_line_of_the_table(ingress) -> None:
+    """A new deployment with the registry, and the folder, of the one before."""
+    save(ingress.folder / "fixed")
+    adapter = unmapped_adapter("fixed", ingress.folder / "fixed", TAKEN)
+    said = AdapterEntry("tiny", "fixed", adapter, folder_key=adapter.key)
+    await ingress.control.take(ingress.board.board.set(said, AdapterTable()))
+    await ingress.turns()
+    assert ingress.board.board.table.entries == ()
+    assert ingress.find("fixed") == CONFIGURED
