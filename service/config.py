@@ -50,6 +50,16 @@ ENV_SEPARATOR = "__"
 ServedName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")]
 
 
+# Of EngineSettings: what is of the hub, and of requests before engines get them.
+_NOT_THE_ENGINES = {
+    "revision",
+    "generation_config",
+    "lora",
+    "lora_folder",
+    "lora_folder_interval_s",
+}
+
+
 def _checked_method(text: str) -> str:
     """Named by its own key where it is none."""
     SpeculativeConfig.parse(text, 1, "fixed")
@@ -63,6 +73,8 @@ class EngineSettings(FrozenSettings):
     generation_config: whether requests that leave sampling open take generation_config.json's.
     target_inter_token_ms: what a service promises its streams; an engine without clients has none.
     lora: folders of adapters that are served from the start, by the names that clients call them.
+    lora_folder: a folder whose subfolders are adapters, called like them: those that are there at
+    the moment, looked for every lora_folder_interval_s.
     """
 
     model: str = "builtin"
@@ -113,6 +125,8 @@ class EngineSettings(FrozenSettings):
     lora_embeddings: bool = False
     lora_experts: bool = False
     lora: dict[ServedName, str] = {}
+    lora_folder: Annotated[str, Field(min_length=1)] | None = None
+    lora_folder_interval_s: float = Field(default=5.0, gt=0)
     deterministic: bool = False
     attention_timing_interval_steps: int = 128
     expert_load_interval_steps: int = 0
@@ -129,11 +143,13 @@ class EngineSettings(FrozenSettings):
             raise ValueError(f"revision is for models of the hub; {self.model!r} is a folder")
         if self.lora and not self.max_loras:
             raise ValueError("lora: adapters need slots of the device; set max_loras")
+        if self.lora_folder is not None and not self.max_loras:
+            raise ValueError("lora_folder: adapters need slots of the device; set max_loras")
         return self
 
     def to_engine_config(self) -> EngineConfig:
         """Raises ConfigError if a value is out of range. See service.hub.resolve for ids."""
-        return EngineConfig(**self.model_dump(exclude={"revision", "generation_config", "lora"}))
+        return EngineConfig(**self.model_dump(exclude=_NOT_THE_ENGINES))
 
 
 class ReplicaSettings(FrozenSettings):
@@ -247,6 +263,9 @@ class ServeConfig(FrozenSettings):
         names += [name for one in served for name in one.engine.lora]
         if len(set(names)) < len(names):
             raise ValueError("models and adapters (engine.lora) must have different names")
+        folders = [one.engine.lora_folder for one in served if one.engine.lora_folder is not None]
+        if len(set(folders)) < len(folders):
+            raise ValueError("models must have different engine.lora_folder")
         deployments = [model.deployment for model in served]
         if len(set(deployments)) < len(deployments):
             raise ValueError('names of models must differ in more than "/" and "_"')

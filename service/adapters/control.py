@@ -50,6 +50,19 @@ class AdapterControl:
         self._read = read
         self._table = AdapterTable()
 
+    @property
+    def table(self) -> AdapterTable:
+        """What this ingress was told last."""
+        return self._table
+
+    @property
+    def shelves(self) -> Mapping[str, AdapterShelf]:
+        return self._shelves
+
+    def info_of(self, model: str) -> AdapterInfo | None:
+        """See AdapterInfoOf."""
+        return self._info_of(model)
+
     async def take(self, table: AdapterTable) -> None:
         """What the registry tells. One that knows less than this ingress has lost its memory."""
         if table.version >= self._table.version:
@@ -83,7 +96,8 @@ class AdapterControl:
         await self._set(AdapterEntry(shelf.model, name, adapter), f"load_lora_adapter {name}", by)
 
     async def unload(self, model: str, name: str, by: str) -> None:
-        """Serve it no longer. Requests under way go on. Raises ApiError, also for unknown names."""
+        """Serve it no longer, one of the folder until its files hold something else. Requests under
+        way go on. Raises ApiError, also for unknown names."""
         found = [shelf for shelf in self._shelves.values() if shelf.find(name) is not None]
         shelves = [shelf for shelf in found if model in ("", shelf.model)]
         if not shelves:
@@ -91,7 +105,9 @@ class AdapterControl:
                 ApiErrorCode.MODEL_NOT_FOUND, f"no adapter {name[:128]!r} is loaded", "lora_name"
             )
         (shelf, *_) = shelves
-        entry = AdapterEntry(shelf.model, name, None, shelf.is_configured(name))
+        said = self._table.find(shelf.model, name)
+        folder_key = "" if said is None else said.folder_key
+        entry = AdapterEntry(shelf.model, name, None, shelf.is_configured(name), folder_key)
         await self._set(entry, f"unload_lora_adapter {name}", by)
 
     async def _set(self, entry: AdapterEntry, action: str, by: str) -> None:

@@ -1,5 +1,6 @@
 """Adapters that the configuration names, looked at before anything is served."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,20 @@ def configured_adapters(folders: Mapping[str, str], max_rank: int) -> dict[str, 
     Raises ConfigError for files that cannot be read or that are served with no model.
     """
     return {name: _adapter(name, folder, max_rank) for name, folder in folders.items()}
+
+
+def watched_folder(stated: str | None) -> Path | None:
+    """Of engine.lora_folder, as every process finds it; None where there is none. Raises
+    ConfigError for one that cannot be read."""
+    if stated is None:
+        return None
+    try:
+        folder = absolute(Path(stated))
+        os.listdir(folder)
+    except (AdapterError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"engine.lora_folder: {stated}: {reason}") from error
+    return folder
 
 
 def _adapter(name: str, stated: str, max_rank: int) -> AdapterRef:

@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 
-from service.adapters.table import AdapterTable
+from service.adapters.table import AdapterEntry, AdapterTable
 from workers.adapters.ref import AdapterRef
 
 
 class AdapterShelf:
-    """configured: adapters that are there from the start, by name."""
+    """configured: adapters that are there from the start, by name. has_folder: whether a folder is
+    watched for more of them; what an earlier deployment's has left in the table is none of ours."""
 
-    def __init__(self, model: str, configured: Mapping[str, AdapterRef]) -> None:
+    def __init__(
+        self, model: str, configured: Mapping[str, AdapterRef], *, has_folder: bool = False
+    ) -> None:
         self.model = model
+        self._has_folder = has_folder
         self._configured = dict(configured)
         self._adapters = dict(configured)
 
@@ -31,9 +35,15 @@ class AdapterShelf:
         """What was loaded and unloaded since the start, of all models."""
         adapters = dict(self._configured)
         for entry in table.entries:
-            if entry.model != self.model:
+            if entry.model != self.model or not self._counts(entry):
                 continue
             adapters.pop(entry.name, None)
             if entry.adapter is not None:
                 adapters[entry.name] = entry.adapter
         self._adapters = adapters
+
+    def _counts(self, entry: AdapterEntry) -> bool:
+        """The configuration comes before the folder."""
+        if not entry.folder_key:
+            return True
+        return self._has_folder and entry.name not in self._configured

@@ -12,12 +12,21 @@ from workers.adapters.ref import AdapterRef
 @dataclass(frozen=True, slots=True)
 class AdapterEntry:
     """The last word on a name. adapter: None: it is not served. is_configured: the configuration
-    says something else of the name, so that this has to be remembered."""
+    says something else of the name, so that this has to be remembered. folder_key: what the files
+    of that name in the model's watched folder held, of an adapter that came from there, and of one
+    that a call has unloaded since; "": the folder has nothing to do with it."""
 
     model: str
     name: str
     adapter: AdapterRef | None
     is_configured: bool = False
+    folder_key: str = ""
+
+
+def action_of(entry: AdapterEntry) -> str:
+    """As the audit log calls it."""
+    verb = "unload" if entry.adapter is None else "load"
+    return f"{verb}_lora_adapter {entry.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +37,17 @@ class AdapterTable:
     version: int = 0
     entries: tuple[AdapterEntry, ...] = ()
 
+    def find(self, model: str, name: str) -> AdapterEntry | None:
+        found = (one for one in self.entries if (one.model, one.name) == (model, name))
+        return next(found, None)
+
+    def of_name(self, name: str) -> frozenset[AdapterEntry]:
+        """Of all models."""
+        return frozenset(one for one in self.entries if one.name == name)
+
     def with_entry(self, entry: AdapterEntry, version: int) -> "AdapterTable":
         others = [one for one in self.entries if (one.model, one.name) != (entry.model, entry.name)]
-        is_needed = entry.adapter is not None or entry.is_configured
+        is_needed = entry.adapter is not None or entry.is_configured or bool(entry.folder_key)
         return AdapterTable(version, (*others, entry) if is_needed else tuple(others))
 
 
@@ -48,6 +65,10 @@ class AdapterBoard:
         version = max(self.table.version + 1, self._clock_ns())
         self.table = self.table.with_entry(entry, version)
         return self.table
+
+    def is_known(self, name: str, known: AdapterTable) -> bool:
+        """Whether whoever was told `known` last knows the last word on a name, of every model."""
+        return self.table.of_name(name) == known.of_name(name)
 
     def restore(self, table: AdapterTable) -> bool:
         """Whether it is newer than what was known."""

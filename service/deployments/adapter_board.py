@@ -1,5 +1,7 @@
 """The registry's board of adapters, as an ingress reaches it."""
 
+from collections.abc import Sequence
+
 import ray
 
 from service.adapters.table import AdapterEntry, AdapterTable
@@ -8,7 +10,7 @@ from service.errors import ApiError, ApiErrorCode
 
 
 class RemoteAdapterBoard:
-    """An AdapterBoardClient."""
+    """An AdapterBoardClient and a FolderBoardClient."""
 
     def __init__(self, registry: ActorHandle, ingress_id: str) -> None:
         self._registry = registry
@@ -31,3 +33,23 @@ class RemoteAdapterBoard:
             await self._registry.restore_adapters.remote(table)
         except ray.exceptions.RayError as error:
             raise ApiError(ApiErrorCode.UNAVAILABLE, "the registry does not answer") from error
+
+    async def lease_folder(self, model: str, for_s: float) -> bool:
+        try:
+            has_it: bool = await self._registry.lease_folder.remote(model, self._ingress_id, for_s)
+        except ray.exceptions.RayError as error:
+            raise ApiError(ApiErrorCode.UNAVAILABLE, "the registry does not answer") from error
+        return has_it
+
+    async def set_from_folder(
+        self, model: str, entries: Sequence[AdapterEntry], known: AdapterTable
+    ) -> AdapterTable:
+        """model: whose folder it is, for the audit log."""
+        by = f"folder of {model} at ingress {self._ingress_id}"
+        try:
+            table: AdapterTable = await self._registry.set_folder_adapters.remote(
+                entries, known, by
+            )
+        except ray.exceptions.RayError as error:
+            raise ApiError(ApiErrorCode.UNAVAILABLE, "the registry does not answer") from error
+        return table

@@ -10,6 +10,7 @@ them.
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ import ray
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from service.adapters.table import AdapterEntry, AdapterTable
+from service.adapters.table import AdapterEntry, AdapterTable, action_of
 from service.autoscaling.load import DemandReport, ModelLoad, ReplicaLoadReport
 from service.channel.address import ReplicaAddress
 from service.deployments.registry import (
@@ -99,6 +100,22 @@ class RegistryActor:
         table = self._registry.set_adapter(entry, known)
         self._changed.set()
         return table
+
+    async def lease_folder(self, model: str, ingress_id: str, for_s: float) -> bool:
+        """Whether this ingress is to watch a model's folder of adapters now."""
+        return self._registry.folders.take(model, ingress_id, for_s)
+
+    async def set_folder_adapters(
+        self, entries: Sequence[AdapterEntry], known: AdapterTable, by: str
+    ) -> AdapterTable:
+        """What a watched folder has to say. Names of which another one has said something
+        since are passed over: the ingress decides anew, by the table that it gets."""
+        for entry in entries:
+            if self._registry.knows_adapter(entry.name, known):
+                self._audit.record(action_of(entry), by)
+                self._registry.set_adapter(entry, known)
+        self._changed.set()
+        return self._registry.adapters
 
     async def restore_adapters(self, table: AdapterTable) -> None:
         self._registry.restore_adapters(table)

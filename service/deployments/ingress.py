@@ -89,6 +89,7 @@ class IngressService:
             for model, admission in zip(models, self._admission.models, strict=True)
         ]
         self._served: list[ServedModel] = []
+        self._board = RemoteAdapterBoard(registry, ingress_id)
         self._adapters = self._adapter_control()
         self._is_ready = Readiness(self._models)
         self._observer: RequestObserver = SILENT
@@ -134,6 +135,7 @@ class IngressService:
         self._follow(self._follow_cancellations())
         for model in self._models:
             self._follow(model.report_demand(self._send_demand))
+            self._follow(model.watch_folder(self._adapters, self._board))
         return app
 
     async def report_failure(self, message: str) -> None:
@@ -201,7 +203,7 @@ class IngressService:
         return AdapterControl(
             {name: front.shelf for name, front in fronts.items()},
             lambda name: fronts[name].adapter_info(),
-            RemoteAdapterBoard(self._registry, self._id),
+            self._board,
         )
 
     def _make_admin_services(self) -> AdminServices | None:

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from service.adapters.files import configured_adapters
+from service.adapters.control import AdapterControl
+from service.adapters.files import configured_adapters, watched_folder
+from service.adapters.folder_reader import FolderReader
+from service.adapters.folder_watch import FolderBoardClient, FolderWatch
 from service.adapters.served import ServedAdapters
 from service.adapters.shelf import AdapterShelf
 from service.autoscaling.demand import report_demand
@@ -26,7 +29,7 @@ from service.handler.handler import Handler
 from service.hub.resolve import text_folder
 from service.images.files import ImageCeilings
 from service.model_names import is_hub_id
-from service.observability.adapter_metrics import AdapterMetrics
+from service.observability.adapter_metrics import AdapterMetrics, FolderMetrics
 from service.observability.exporter import take_snapshot
 from service.observability.metrics import IngressGauges, IngressMetrics, IngressStateCollector
 from service.remote.fetcher import make_fetcher
@@ -69,6 +72,7 @@ class ModelFront:
         self._num_tokenizer_processes = config.num_tokenizer_processes
         self._tokenizer: TokenizerPool | None = None
         self._fetcher = make_fetcher(config.media)
+        self._folder: Path | None = None
         self.shelf = AdapterShelf(model.name, {})
         self.sleep = SleepControl(model.name, lambda: self._router.links)
 
@@ -92,7 +96,8 @@ class ModelFront:
         )
         name = self._model.name
         configured = await asyncio.to_thread(configured_adapters, engine.lora, engine.max_lora_rank)
-        self.shelf = AdapterShelf(name, configured)
+        self._folder = await asyncio.to_thread(watched_folder, engine.lora_folder)
+        self.shelf = AdapterShelf(name, configured, has_folder=self._folder is not None)
         adapters = ServedAdapters(
             self.shelf, handler, self._router, lambda: self.is_ready, self._adapter_metrics
         )
@@ -135,6 +140,14 @@ class ModelFront:
     async def report_demand(self, send: Callable[[DemandReport], Awaitable[None]]) -> None:
         """Tell, for ever, how many requests wait for the model to be scaled up from zero."""
         await report_demand(self._load_key, self._ingress_id, self._router, send)
+
+    async def watch_folder(self, control: AdapterControl, board: FolderBoardClient) -> None:
+        """Serve, for ever, what is in the model's folder of adapters; ends where it has none."""
+        if self._folder is None:
+            return
+        reader, metrics = FolderReader(self._folder), FolderMetrics(self._collectors)
+        interval_s = self._model.engine.lora_folder_interval_s
+        await FolderWatch(self.name, reader, control, board, metrics, interval_s).run()
 
     def snapshot(self) -> bytes:
         """What the exporter is told: every series carries the model's name."""

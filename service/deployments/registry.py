@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from service.adapters.lease import FolderLeases
 from service.adapters.table import AdapterBoard, AdapterEntry, AdapterTable
 from service.autoscaling.board import LoadBoard
 from service.autoscaling.load import ModelAvailability
@@ -75,6 +76,7 @@ class ReplicaRegistry:
     def __init__(self, expire_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.loads = LoadBoard(clock)
         self._adapters = AdapterBoard()
+        self.folders = FolderLeases(expire_after_s, clock)
         self._expire_after_s = expire_after_s
         self._clock = clock
         # A successor of this registry must not repeat a version that a watcher has seen.
@@ -125,6 +127,15 @@ class ReplicaRegistry:
         """known: what the ingress that asks was told last."""
         self._version += 1
         return self._adapters.set(entry, known)
+
+    def knows_adapter(self, name: str, known: AdapterTable) -> bool:
+        """Whether an ingress that was told `known` last knows the last word on a name."""
+        self.restore_adapters(known)
+        return self._adapters.is_known(name, known)
+
+    @property
+    def adapters(self) -> AdapterTable:
+        return self._adapters.table
 
     def restore_adapters(self, table: AdapterTable) -> None:
         """What an ingress has been told by a registry that is gone."""

@@ -1,4 +1,4 @@
-"""Requests and tokens by adapter, beside those of their model.
+"""Requests and tokens by adapter, beside those of their model; what a watched folder has of no use.
 
 The first MAX_ADAPTER_LABELS names have a series each, all others share one: names come from
 whoever loads adapters, and a series is for good.
@@ -10,6 +10,21 @@ from service.handler.metrics import RequestMetrics
 
 MAX_ADAPTER_LABELS = 100
 OTHERS = "_other"
+
+
+class FolderMetrics:
+    """Of one model's watched folder of adapters; the ingress that watches it counts. At 0 from the
+    start where there is such a folder."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._refusals = Counter(
+            "tessera_adapter_folder_refusals",
+            "Contents of subfolders of engine.lora_folder that cannot be served.",
+            registry=registry,
+        )
+
+    def on_refusal(self) -> None:
+        self._refusals.inc()
 
 
 class AdapterMetrics:

@@ -1,7 +1,6 @@
 """Adapters by name over HTTP and gRPC, loaded and unloaded while serving."""
 
 import dataclasses
-import json
 from types import SimpleNamespace
 
 import grpc
@@ -9,9 +8,7 @@ import httpx
 import msgspec
 import pytest
 import pytest_asyncio
-import torch
 from prometheus_client import CollectorRegistry
-from safetensors.torch import save_file
 
 from service.adapters.control import AdapterControl
 from service.adapters.files import configured_adapters
@@ -31,46 +28,15 @@ from service.proto import inference_pb2_grpc as pb_grpc
 from service.security.admin import AdminGate
 from tests.fakes.backend import MODEL_INFO, make_failure
 from tests.fakes.callers import callers_of
+from tests.fakes.small_adapters import TAKEN, LocalBoard, save
 from tests.fakes.text import make_bench
-from workers.adapters.ref import AdapterInfo, AdapterRef
+from workers.adapters.ref import AdapterRef
 from workers.errors import ConfigError, ErrorCode
 
-Q = "model.layers.0.self_attn.q_proj"
-TAKEN = AdapterInfo(max_rank=4, num_slots=2, modules={Q: (6, 10)})
 INFO = msgspec.structs.replace(MODEL_INFO, adapters=TAKEN)
 KEY, ADMIN = "client-key", "admin-key"
 CLIENT = {"authorization": f"Bearer {KEY}"}
 OPERATOR = {"authorization": f"Bearer {ADMIN}"}
-
-
-def save(folder, rank=2):
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 4}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    pair = {"A": torch.ones((rank, 6)), "B": torch.ones((10, rank))}
-    save_file(
-        {f"base_model.model.{Q}.lora_{part}.weight": tensor for part, tensor in pair.items()},
-        folder / "adapter_model.safetensors",
-    )
-    return str(folder)
-
-
-class LocalBoard:
-    """The registry's board in this process. actions: what the audit log has."""
-
-    def __init__(self):
-        self.board = AdapterBoard()
-        self.actions = []
-
-    async def set(self, entry, known, action, by):
-        self.actions.append(action)
-        return self.board.set(entry, known)
-
-    async def restore(self, table):
-        self.board.restore(table)
-
-    async def audit(self, action, by):
-        self.actions.append(action)
 
 
 class Served:

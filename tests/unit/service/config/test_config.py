@@ -21,6 +21,8 @@ def test_engine_settings_mirror_engine_config():
     assert mirrored.pop("revision") is None  # of the hub's models: engines get folders
     assert mirrored.pop("generation_config") == "auto"  # of requests, before engines get them
     assert mirrored.pop("lora") == {}  # names are of requests, too
+    assert mirrored.pop("lora_folder") is None
+    assert mirrored.pop("lora_folder_interval_s") == 5.0
     engine = {field.name: field.default for field in fields(EngineConfig)}
     # A service has streams that wait for their next tokens; an engine by itself has none.
     assert mirrored == engine | {"target_inter_token_ms": 55.0}
