@@ -24,8 +24,9 @@ add_bias = triton.jit(_run_add_bias)
 
 def _run_add_rows(product: tl.tensor, rows_at: tl.tensor, is_added: tl.tensor) -> tl.tensor:
     """product: float32 (rows, columns); rows_at: pointers of that shape. What nothing is added to
-    stays the same bits: -0.0 on top changes no number, where 0.0 makes 0.0 of -0.0."""
-    return product + tl.load(rows_at, mask=is_added, other=-0.0).to(tl.float32)
+    stays the same bits, which 0.0 on top would make 0.0 of -0.0."""
+    rows = tl.load(rows_at, mask=is_added, other=0.0).to(tl.float32)
+    return tl.where(is_added, product + rows, product)
 
 
 add_rows = triton.jit(_run_add_rows)
