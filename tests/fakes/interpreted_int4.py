@@ -18,10 +18,6 @@ from workers.layers.quantised.int4_spread import int4_spread
 from workers.layers.quantised.product import KeptGatedProduct
 from workers.layers.quantised.skinny_shape import MmaTiles, SkinnyShape
 from workers.layers.quantised.tile_table import TileRule
-from workers.layers.sharding import ShardContext
-from workers.parallel.group import SingleRank
-
-WHOLE = ShardContext(SingleRank(), torch.bfloat16, torch.device("cpu"))
 
 
 def check_int4(weight, num_tokens, num_splits):

@@ -3,8 +3,8 @@
 One GPU: everything but tests/gpu/parallel, in as many processes as the GPU's memory and the cores
 allow. Several: tests/gpu/parallel; ranks have their GPUs for themselves, one process more than
 there are pairs of GPUs starts the next engine meanwhile. Whatever else is given goes to pytest:
-`python3 -m tests.gpu -k gemm`. With `--proofs-to FOLDER` what the run proved of the attention
-backends is written there, for tests/gpu/attention/results. The last lines count what was skipped,
+`python3 -m tests.gpu -k gemm`. With `--proofs-to FOLDER` what the run proved of attention backends
+and models is written there, for tests/gpu/attention/results. The last lines count what was skipped,
 by reason, and what passed.
 """
 

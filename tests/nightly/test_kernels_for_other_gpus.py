@@ -157,13 +157,17 @@ def test_rows_times_kept_weights_stay_in_registers(name, is_gated) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("header_words", [SCALES_HEADER, HALF_HEADER])
-@pytest.mark.parametrize("rows_and_columns", [(6144, 4096), (4096, 4096), (4096, 14336)])
+@pytest.mark.parametrize(
+    "rows_and_columns",
+    [(6144, 4096), (4096, 4096), (4096, 14336), (8192, 28672), (5120, 25600), (3584, 18944)],
+)
 def test_a_rows_weights_are_all_asked_for_before_one_is_waited_for(
     rows_and_columns, header_words
 ) -> None:
-    """Of what the tables take for Llama-3.1-8B: the first come while the predecessor runs. Of the
-    gated one, whose registers are limited, Triton 3.9's assembler spills two before that, 3.6's
-    none."""
+    """Of what the tables take: the first come while the predecessor runs. Where registers are
+    limited assemblers spill some before that: of Llama-3.1-8B, for which the tables are, Triton
+    3.9's two, 3.6's none; of down of larger models, whose turns leave two over, 3.9's six, 3.6's
+    two."""
     plain = tiles_for(tile_table.INT4, 1, rows_and_columns[0])
     gated = tiles_for(tile_table.INT4_GATED, 1, 28672)
     kernels = [
@@ -175,7 +179,7 @@ def test_a_rows_weights_are_all_asked_for_before_one_is_waited_for(
     for kernel in kernels:
         waits = early_waits(kernel.compile_for((9, 0)).asm["sass"])
         assert [one for one, _ in waits if not one.startswith("STL")] == []
-        assert len(waits) <= 4
+        assert len(waits) <= 6
 
 
 def test_two_programs_of_64_rows_of_four_bits_fit_a_multiprocessor() -> None:

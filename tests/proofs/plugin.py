@@ -1,8 +1,9 @@
 """For pytest: notes the cells of each test in its report, and writes what a run proved.
 
---proofs-to FOLDER adds the run's results to the committed ones and writes both to FOLDER, as
-tests/gpu/attention/results has them. --proofs-collected FILE writes, as JSON, which tests prove
-what: node id to [[backend, what], ...]. Works over the processes of pytest-xdist.
+--proofs-to FOLDER adds the run's results to the committed ones and to what earlier runs wrote to
+FOLDER, and writes all of it there, as tests/gpu/attention/results has them. --proofs-collected
+FILE writes, as JSON, which tests prove what: node id to [[backend, what], ...]. Works over the
+processes of pytest-xdist.
 """
 
 from __future__ import annotations
@@ -104,8 +105,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         for kind, proofs in session.config.stash[_PROOFS].items()
     }
     run = GpuResults(torch.cuda.get_device_name(0), f"sm{major}{minor}", **proved)
-    older = {results.gpu: results for results in read_results(COMMITTED)}
-    path = write_results(folder, merge_results(older.get(run.gpu), run))
+    older = None
+    for results in (*read_results(COMMITTED), *read_results(folder)):
+        older = merge_results(older, results) if results.gpu == run.gpu else older
+    path = write_results(folder, merge_results(older, run))
     num_passed = sum(len(one.passed) for kind in proved.values() for one in kind.values())
     print(f"\n{num_passed} cells passed: {path}")
 

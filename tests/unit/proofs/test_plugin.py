@@ -105,13 +105,13 @@ def test_a_run_writes_what_passed_and_what_failed(tmp_path):
     assert "torch" in fa3.packages
 
 
-def test_what_runs_over_several_gpus_stands_beside_what_runs_on_one(tmp_path):
+def test_what_runs_over_several_gpus_stands_beside_what_an_earlier_run_had_on_one(tmp_path):
     for place, feature in (("workers", "GRAPHS"), ("parallel", "TENSOR_PARALLEL_GPU")):
         folder = tmp_path / "tests" / "gpu" / place
         folder.mkdir(parents=True)
         (folder / "test_models.py").write_text(SERVING.format(feature))
-    done = run(tmp_path, "--proofs-to", str(tmp_path / "out"), "tests/gpu")
-    assert done.returncode == 0, done.stdout + done.stderr
+        done = run(tmp_path, "--proofs-to", str(tmp_path / "out"), f"tests/gpu/{place}")
+        assert done.returncode == 0, done.stdout + done.stderr
     (results,) = read_results(tmp_path / "out")
     assert results.backends == {}
     assert results.models["LlamaForCausalLM"].passed == {"decode graphs": 1}
@@ -135,11 +135,12 @@ def test_a_run_replaces_the_backends_that_it_ran():
         GpuResults("NVIDIA H200", "sm90", {}, *of) for of in (({"it": old},), ({}, {"it": new}))
     )
     both = merge_results(merge_results(merged, alone), ranked)
-    assert (both.backends, both.models, both.ranked_models) == (
-        merged.backends,
-        {"it": old},
-        {"it": new},
-    )
+    assert both == GpuResults("NVIDIA H200", "sm90", merged.backends, {"it": old}, {"it": new})
+    later = {"it": new, "other": old}
+    whole = merge_results(both, GpuResults("NVIDIA H200", "sm90", {}, later, {"other": old}))
+    assert (whole.models, whole.ranked_models) == (later, later)
+    whole = merge_results(whole, GpuResults("NVIDIA H200", "sm90", {}, {}, {"it": old}))
+    assert (whole.models, whole.ranked_models) == (later, {"it": old, "other": old})
 
 
 def test_files_are_read_as_they_were_written(tmp_path):
