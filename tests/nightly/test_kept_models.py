@@ -1,4 +1,5 @@
-"""Models whose weights stay as they are stored, by Triton's interpreter, on one rank and on two."""
+"""Models whose weights stay as they are stored, by Triton's interpreter, on one rank and on two; with
+adapters on one."""
 
 import os
 import subprocess
@@ -10,10 +11,11 @@ pytest.importorskip("triton", reason="comes with torch for CUDA only")
 
 
 @pytest.mark.timeout(3600)
-def test_logits_are_those_of_dequantised_weights() -> None:
+@pytest.mark.parametrize("checks", ["interpreted_kept_models", "interpreted_kept_adapters"])
+def test_logits_are_those_of_dequantised_weights(checks) -> None:
     """In a process of its own: Triton reads the variable when it is imported."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.fakes.interpreted_kept_models"],
+        [sys.executable, "-m", f"tests.fakes.{checks}"],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
