@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from tests.fakes.interpreted_threads import run_one_kernel_at_a_time
 from tests.fakes.interpreted_adapters import (
     ADAPTER_OF_ROW,
     Dressed,
@@ -20,6 +19,7 @@ from tests.fakes.interpreted_adapters import (
 )
 from tests.fakes.interpreted_kept_models import RECIPES, WIDE, check_close
 from tests.fakes.interpreted_mixtures import PlainChooser
+from tests.fakes.interpreted_threads import run_one_kernel_at_a_time
 from tests.fakes.model_rows import ModelRows, torch_native_backend
 from tests.fakes.quantised_checkpoints import quantise_folder
 from tests.fakes.tiny_models import random_prompt, save_tiny_model
