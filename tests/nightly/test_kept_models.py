@@ -1,5 +1,5 @@
-"""Models whose weights stay as they are stored, by Triton's interpreter, on one rank and on two, and
-with adapters on one."""
+"""Models whose weights stay as they are stored, by Triton's interpreter: alone, over two ranks,
+and with adapters."""
 
 import os
 import subprocess
