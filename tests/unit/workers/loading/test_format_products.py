@@ -4,6 +4,7 @@ than the format's own rounding lets them be, element by element."""
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ class Original:
         assert not self.bound.any() or (error > rounded).any(), f"{name} is not quantised"
 
 
-def load(folder: Path, quantization: str | None = None) -> nn.Module:
+def load(folder: Path, quantization: Literal["fp8"] | None = None) -> nn.Module:
     config = EngineConfig(model=str(folder), model_impl="native", quantization=quantization)
     return load_model(config, SingleRank(), CPU, torch.float32).model
 
