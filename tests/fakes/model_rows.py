@@ -97,3 +97,13 @@ class ModelRows:
         while len(tokens) < num_tokens:
             tokens.append(int(self.step({row: tokens[-1:]})[row][-1].argmax()))
         return tokens
+
+    def greedy_logits(
+        self, row: int, prompt: Sequence[int], num_tokens: int
+    ) -> tuple[list[int], torch.Tensor]:
+        """As greedy, prompt first, and logits (len(tokens), vocab_size): of every token a step."""
+        tokens, logits = list(prompt), [self.step({row: prompt})[row]]
+        for _ in range(num_tokens):
+            tokens.append(int(logits[-1][-1].argmax()))
+            logits.append(self.step({row: tokens[-1:]})[row])
+        return tokens, torch.cat(logits)

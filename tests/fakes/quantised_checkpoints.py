@@ -5,7 +5,7 @@ A quantiser gives a module's tensors and, apart from any unpacking, the matrix t
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,13 @@ class Quantised:
 Quantiser = Callable[[torch.Tensor], Quantised]
 
 
-def _pack(values: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
-    """int (rows, columns) in [0, 16) -> int32 (rows, columns / 8): place i has value order[i]."""
-    words = []
+def _pack(values: torch.Tensor, bits: int, order: Sequence[int] | None = None) -> torch.Tensor:
+    """int (rows, columns) in [0, 2**bits) -> int32 (rows, words): place i has value order[i]."""
+    words, size = [], 32 // bits
     for row in values.tolist():
-        for start in range(0, len(row), 8):
-            word = sum(row[start + value] << (4 * place) for place, value in enumerate(order))
+        for start in range(0, len(row), size):
+            places = enumerate(order or range(size))
+            word = sum(row[start + value] << (bits * place) for place, value in places)
             words.append(word - (1 << 32) if word >= 1 << 31 else word)
     return torch.tensor(words, dtype=torch.int32).view(values.shape[0], -1)
 
@@ -74,7 +75,7 @@ def by_scale(
 
 @dataclass(frozen=True)
 class _Ints:
-    """Of int4: values (rows, columns), scales and zeros (rows, groups)."""
+    """values (rows, columns); scales, of the dtype they are stored in, and zeros (rows, groups)."""
 
     values: torch.Tensor
     scales: torch.Tensor
@@ -83,52 +84,70 @@ class _Ints:
     bound: torch.Tensor
 
 
-def _int4(weight: torch.Tensor, group_of: torch.Tensor) -> _Ints:
-    values, num_groups = torch.zeros(weight.shape, dtype=torch.int32), int(group_of.max()) + 1
+def _ints(weight: torch.Tensor, group_of: torch.Tensor, bits: int, dtype: torch.dtype) -> _Ints:
+    """A step less than there are, so that a rounded zero leaves nothing outside: half a step is
+    lost at most."""
+    most, num_groups = (1 << bits) - 1, int(group_of.max()) + 1
+    values = torch.zeros(weight.shape, dtype=torch.int32)
     scales = torch.zeros(weight.shape[0], num_groups)
     zeros = torch.zeros(weight.shape[0], num_groups, dtype=torch.int32)
     for group in range(num_groups):
         part = weight[:, group_of == group]
         low, high = part.amin(1).clamp(max=-1e-3), part.amax(1).clamp(min=1e-3)
-        scales[:, group] = ((high - low) / 14).half().float()
-        zeros[:, group] = (-low / scales[:, group]).round().clamp(1, 15).int()
+        scales[:, group] = ((high - low) / (most - 1)).to(dtype).float()
+        zeros[:, group] = (-low / scales[:, group]).round().clamp(1, most).int()
         shifted = part / scales[:, group, None] + zeros[:, group, None]
-        values[:, group_of == group] = shifted.round().clamp(0, 15).int()
+        values[:, group_of == group] = shifted.round().clamp(0, most).int()
     spread = scales[:, group_of]
     matrix = (values - zeros[:, group_of]) * spread
-    return _Ints(values, scales, zeros, matrix, spread)
+    return _Ints(values, scales.to(dtype), zeros, matrix, spread / 2)
 
 
-def _consecutive(weight: torch.Tensor, size: int) -> torch.Tensor:
-    return torch.arange(weight.shape[1]) // size
+def _symmetric(
+    weight: torch.Tensor, group_of: torch.Tensor, bits: int, dtype: torch.dtype
+) -> _Ints:
+    """Zeros in the middle of the values."""
+    half, groups = 1 << (bits - 1), range(int(group_of.max()) + 1)
+    tops = torch.stack([weight[:, group_of == group].abs().amax(1) for group in groups], 1)
+    scales = (tops / (half - 1)).to(dtype)
+    spread = scales.float()[:, group_of]
+    centred = (weight / spread).round().clamp(-half, half - 1)
+    zeros = torch.full(scales.shape, half, dtype=torch.int32)
+    return _Ints(centred.int() + half, scales, zeros, centred * spread, spread / 2)
+
+
+def _groups(weight: torch.Tensor, size: int, has_act_order: bool = False) -> torch.Tensor:
+    """Of each column. size: -1 for one group; has_act_order: shuffled."""
+    columns = weight.shape[1]
+    group_of = torch.arange(columns) // (columns if size == -1 else size)
+    if not has_act_order:
+        return group_of
+    return group_of[torch.randperm(columns, generator=torch.Generator().manual_seed(3))]
 
 
 def awq(size: int) -> Quantiser:
     def quantise(weight: torch.Tensor) -> Quantised:
-        ints = _int4(weight, _consecutive(weight, size))
+        ints = _ints(weight, _groups(weight, size), 4, torch.float16)
         tensors = {
-            "qweight": _pack(ints.values.T, AWQ_ORDER),
-            "qzeros": _pack(ints.zeros.T, AWQ_ORDER),
-            "scales": ints.scales.T.half().contiguous(),
+            "qweight": _pack(ints.values.T, 4, AWQ_ORDER),
+            "qzeros": _pack(ints.zeros.T, 4, AWQ_ORDER),
+            "scales": ints.scales.T.contiguous(),
         }
         return Quantised(tensors, ints.matrix, ints.bound)
 
     return quantise
 
 
-def gptq(size: int, has_act_order: bool) -> Quantiser:
-    """The first version: zeros are stored less 1."""
+def gptq(size: int, has_act_order: bool, bits: int = 4, zero_offset: int = 1) -> Quantiser:
+    """zero_offset: what stored zeros lack: 1 in the first version, 0 in the second."""
 
     def quantise(weight: torch.Tensor) -> Quantised:
-        group_of = _consecutive(weight, size)
-        if has_act_order:
-            shuffled = torch.randperm(len(group_of), generator=torch.Generator().manual_seed(3))
-            group_of = group_of[shuffled]
-        ints = _int4(weight, group_of)
+        group_of = _groups(weight, size, has_act_order)
+        ints = _ints(weight, group_of, bits, torch.float16)
         tensors = {
-            "qweight": _pack(ints.values).T.contiguous(),
-            "qzeros": _pack(ints.zeros.T - 1),
-            "scales": ints.scales.T.half().contiguous(),
+            "qweight": _pack(ints.values, bits).T.contiguous(),
+            "qzeros": _pack(ints.zeros.T - zero_offset, bits),
+            "scales": ints.scales.T.contiguous(),
             "g_idx": group_of.int(),
         }
         return Quantised(tensors, ints.matrix, ints.bound)
@@ -136,20 +155,25 @@ def gptq(size: int, has_act_order: bool) -> Quantiser:
     return quantise
 
 
-def packed(size: int) -> Quantiser:
-    """Of compressed-tensors, with zeros."""
+def packed(
+    size: int, bits: int = 4, is_symmetric: bool = False, has_act_order: bool = False
+) -> Quantiser:
+    """Of compressed-tensors; with zeros unless is_symmetric."""
+    rounded = _symmetric if is_symmetric else _ints
 
     def quantise(weight: torch.Tensor) -> Quantised:
-        ints = _int4(weight, _consecutive(weight, size))
+        group_of = _groups(weight, size, has_act_order)
+        ints = rounded(weight, group_of, bits, torch.bfloat16)
         tensors = {
-            "weight_packed": _pack(ints.values),
-            "weight_zero_point": _pack(ints.zeros.T).T.contiguous(),
-            "weight_scale": ints.scales.bfloat16(),
+            "weight_packed": _pack(ints.values, bits),
+            "weight_scale": ints.scales,
             "weight_shape": torch.tensor(weight.shape),
         }
-        scales = ints.scales.bfloat16().float()[:, _consecutive(weight, size)]
-        zeros = ints.zeros[:, _consecutive(weight, size)]
-        return Quantised(tensors, (ints.values - zeros) * scales, ints.bound * 1.1)
+        if not is_symmetric:
+            tensors["weight_zero_point"] = _pack(ints.zeros.T, bits).T.contiguous()
+        if has_act_order:
+            tensors["weight_g_idx"] = group_of.int()
+        return Quantised(tensors, ints.matrix, ints.bound)
 
     return quantise
 

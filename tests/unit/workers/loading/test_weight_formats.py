@@ -1,8 +1,6 @@
 """Quantised checkpoints: every format gives its dequantised model's logits, on 1 and 2 ranks."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.fakes.dense_attention import DenseAttention
 from tests.fakes.model_rows import ModelRows
-from tests.fakes.quantised_checkpoints import (
-    FP8,
-    Quantiser,
-    awq,
-    by_scale,
-    gptq,
-    mxfp4,
-    packed,
-    quantise_folder,
-)
+from tests.fakes.quantised_checkpoints import FP8, by_scale, quantise_folder
+from tests.fakes.quantised_recipes import CASES, FLOAT8, INT4, TINY, Case, of_all, scheme
 from tests.fakes.thread_ranks import ThreadRanks
 from tests.fakes.tiny_models import TinyModel, random_prompt, save_tiny_model
 from workers.config import EngineConfig
@@ -37,91 +27,6 @@ from workers.loading.quantization.patterns import stated_expression
 from workers.parallel.group import SingleRank, TPGroup
 
 CPU = torch.device("cpu")
-TINY = TinyModel(
-    "llama",
-    {"num_key_value_heads": 4, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 8},
-)
-COMPRESSED = {"quant_method": "compressed-tensors", "quantization_status": "compressed"}
-
-
-def scheme(stored_as: str, *groups: dict[str, Any], ignore: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A recipe of compressed-tensors; groups: fields of a group's weights, and its targets."""
-    return COMPRESSED | {
-        "format": stored_as,
-        "ignore": ["lm_head", *ignore],
-        "config_groups": {
-            f"group_{index}": {
-                "targets": group.pop("targets", ["Linear"]),
-                "format": group.pop("format", stored_as),
-                "weights": group,
-            }
-            for index, group in enumerate(groups)
-        },
-    }
-
-
-FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True}
-INT4 = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 32}
-
-
-def of_all(quantise: Quantiser) -> Callable[[str], Quantiser | None]:
-    return lambda module: quantise
-
-
-def of_mixed(module: str) -> Quantiser | None:
-    """The first layer as it was, k_proj apart from its kin, the rest by block."""
-    if ".layers.0." in module:
-        return None
-    if module.endswith("mlp.down_proj"):
-        return packed(32)
-    return by_scale(FP8, (0, 0)) if "k_proj" in module else by_scale(FP8, (1, 0))
-
-
-@dataclass(frozen=True)
-class Case:
-    """A recipe and what it says of each module."""
-
-    config: dict[str, Any]
-    quantiser_of: Callable[[str], Quantiser | None]
-
-
-CASES = {
-    "fp8 tensor (ModelOpt)": Case(
-        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]},
-        of_all(by_scale(FP8, None)),
-    ),
-    "fp8 blocks (DeepSeek)": Case(
-        {"quant_method": "fp8", "weight_block_size": [16, 32], "fmt": "e4m3"},
-        of_all(by_scale(FP8, (16, 32), "weight_scale_inv")),
-    ),
-    "int8 channel": Case(
-        scheme("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}),
-        of_all(by_scale(torch.int8, (1, 0))),
-    ),
-    "awq": Case({"quant_method": "awq", "bits": 4, "group_size": 32}, of_all(awq(32))),
-    "gptq": Case(
-        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False},
-        of_all(gptq(32, has_act_order=False)),
-    ),
-    "gptq act-order": Case(
-        {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True},
-        of_all(gptq(32, has_act_order=True)),
-    ),
-    "mxfp4": Case(
-        scheme("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "group_size": 32}),
-        of_all(mxfp4),
-    ),
-    "mixed": Case(
-        scheme(
-            "float-quantized",
-            {**FLOAT8, "strategy": "channel"},
-            {**INT4, "targets": ["re:.*down_proj$"], "format": "pack-quantized"},
-            {**FLOAT8, "strategy": "tensor", "targets": ["re:.*[k]_proj$"]},
-            ignore=("re:model\\.layers\\.0\\.",),
-        ),
-        of_mixed,
-    ),
-}
 
 
 def logits(folder: Path, tp: TPGroup, **changes: Any) -> torch.Tensor:
@@ -145,7 +50,7 @@ def of_transformers(folder: Path, weights: dict[str, torch.Tensor]) -> torch.Ten
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_quantised_model_is_its_dequantised_one(tmp_path: Path, case: Case) -> None:
-    folder = save_tiny_model(TINY, tmp_path)
+    folder = save_tiny_model(case.tiny, tmp_path)
     weights = quantise_folder(folder, case.config, case.quantiser_of)
     alone = logits(folder, SingleRank())
     torch.testing.assert_close(alone, of_transformers(folder, weights), rtol=1e-4, atol=1e-4)

@@ -31,6 +31,9 @@ from workers.parallel.group import SingleRank
 
 MAX_LOGIT_ERROR = 1e-4
 CPU = torch.device("cpu")
+NUM_TOKENS = 64
+NAMES = {"deepseek_v3": "deepseek_v3 (and R1)"}
+"""R1 has the architecture of V3, whose config.json it shares but for numbers."""
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> LoadedModel:
@@ -42,7 +45,7 @@ def reference_logits(folder: Path, tokens: list[int]) -> torch.Tensor:
         return eager_reference(folder)(torch.tensor([tokens]), use_cache=False).logits[0]
 
 
-@pytest.fixture(scope="module", params=LATENT)
+@pytest.fixture(scope="module", params=LATENT, ids=lambda name: NAMES.get(name, name))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(LATENT[request.param], tmp_path_factory.mktemp(request.param))
 
@@ -68,6 +71,16 @@ def test_logits_in_chunks_and_beside_neighbours_are_those_of_transformers(folder
         got = torch.cat([output[row] for output in outputs if row in output])
         want = reference_logits(folder, tokens)
         torch.testing.assert_close(got, want, rtol=0, atol=MAX_LOGIT_ERROR)
+
+
+def test_64_greedy_tokens_are_those_of_transformers(folder: Path) -> None:
+    """Of all tokens at once, given which every token is the likeliest of the steps."""
+    loaded, prompt = load(folder), random_prompt(40)
+    rows = ModelRows(loaded, torch_native_backend(loaded))
+    tokens, logits = rows.greedy_logits(0, prompt, NUM_TOKENS)
+    want = reference_logits(folder, tokens)
+    torch.testing.assert_close(logits, want, rtol=0, atol=MAX_LOGIT_ERROR)
+    assert want[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens[len(prompt) :]
 
 
 def test_both_implementations_agree(folder: Path) -> None:

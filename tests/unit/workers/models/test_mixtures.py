@@ -81,14 +81,10 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     name: str, folders: dict[str, Path]
 ) -> None:
     """Of all 103 tokens at once, given which every token is the likeliest of the steps."""
-    rows = rows_of(folders[name])
-    logits, tokens = [rows.step({0: PROMPT})[0]], list(PROMPT)
-    while len(tokens) < len(PROMPT) + NUM_TOKENS:
-        tokens.append(int(logits[-1][-1].argmax()))
-        logits.append(rows.step({0: tokens[-1:]})[0])
+    tokens, logits = rows_of(folders[name]).greedy_logits(0, PROMPT, NUM_TOKENS)
     with torch.inference_mode():
         want = eager_reference(folders[name])(torch.tensor([tokens]), use_cache=False).logits[0]
-    torch.testing.assert_close(torch.cat(logits), want, rtol=0, atol=MAX_LOGIT_ERROR)
+    torch.testing.assert_close(logits, want, rtol=0, atol=MAX_LOGIT_ERROR)
     assert want[len(PROMPT) - 1 : -1].argmax(-1).tolist() == tokens[len(PROMPT) :]
 
 

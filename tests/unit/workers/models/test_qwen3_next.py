@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, PreTrainedModel
 
 from tests.fakes.model_rows import ModelRows, torch_native_backend
 from tests.fakes.thread_ranks import ThreadRanks
+from tests.fakes.tiny_models import eager_reference
 from tests.fakes.tiny_reference import config_of, random_prompt, reference_logits
 from tests.fakes.tiny_state_models import STATE_MODELS, save_state_model
 from tests.proofs.served import serves
@@ -119,13 +121,17 @@ def reference(folder: Path) -> PreTrainedModel:
     return save_state_model("qwen3_next", folder)
 
 
-def logits_of(folder: Path, pieces: Sequence[int], tp: TPGroup, **changes: Any) -> torch.Tensor:
-    """Of PROMPT, in so many tokens a step."""
+def rows_of(folder: Path, tp: TPGroup, **changes: Any) -> ModelRows:
     config = EngineConfig(model=str(folder), model_impl="native", **changes)
     with torch.inference_mode(mode=False):
         loaded = load_model(config, tp, CPU, torch.float32)
     assert type(loaded.model) is Qwen3NextForCausalLM
-    rows, steps = ModelRows(loaded, torch_native_backend(loaded)), torch.tensor(PROMPT)
+    return ModelRows(loaded, torch_native_backend(loaded))
+
+
+def logits_of(folder: Path, pieces: Sequence[int], tp: TPGroup, **changes: Any) -> torch.Tensor:
+    """Of PROMPT, in so many tokens a step."""
+    rows, steps = rows_of(folder, tp, **changes), torch.tensor(PROMPT)
     return torch.cat([rows.step({0: one.tolist()})[0] for one in steps.split(list(pieces))])
 
 
@@ -133,6 +139,46 @@ def logits_of(folder: Path, pieces: Sequence[int], tp: TPGroup, **changes: Any) 
 def test_logits_are_those_of_transformers(folder: Path, reference: PreTrainedModel) -> None:
     got = logits_of(folder, [len(PROMPT)], SingleRank())
     torch.testing.assert_close(got, reference_logits(reference, PROMPT), rtol=0, atol=1e-4)
+
+
+def test_64_greedy_tokens_are_those_of_transformers(
+    folder: Path, reference: PreTrainedModel
+) -> None:
+    """Of all tokens at once, given which every token is the likeliest of the steps."""
+    prompt = PROMPT[:40]
+    tokens, _ = rows_of(folder, SingleRank()).greedy_logits(0, prompt, 64)
+    want = reference_logits(reference, tokens)
+    assert want[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens[len(prompt) :]
+
+
+@pytest.fixture
+def remembering(folder: Path, reference: PreTrainedModel, tmp_path: Path) -> Path:
+    """The same with states that decay slowly. Where they forget a token at once, what is read of
+    them is at times next to nothing before it is normalised: transformers' own steps then differ
+    from its logits of all tokens at once, and from both in float64, by several 1e-4."""
+    tensors = load_file(folder / "model.safetensors")
+    slower = {name: tensors[name] - 4.0 for name in tensors if name.endswith("A_log")}
+    assert slower
+    save_file({**tensors, **slower}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    reference.config.save_pretrained(tmp_path)
+    return tmp_path
+
+
+@torch.inference_mode()
+def own_steps(model: PreTrainedModel, tokens: Sequence[int]) -> torch.Tensor:
+    """transformers' logits, one token at a time on top of its own cache."""
+    cache, logits = None, []
+    for token in tokens:
+        output = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+        cache = output.past_key_values
+        logits.append(output.logits[0])
+    return torch.cat(logits)
+
+
+def test_one_by_one_logits_are_those_of_transformers_one_by_one(remembering: Path) -> None:
+    got = logits_of(remembering, [1] * len(PROMPT), SingleRank())
+    want = own_steps(eager_reference(remembering), PROMPT)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-4)
 
 
 @pytest.mark.usefixtures("reference")
