@@ -12,6 +12,7 @@ from workers.loading.model_folder import text_config_of
 from workers.models.transformers_attention import NoAttention
 from workers.models.transformers_body import FlatBody
 from workers.models.transformers_class import may_keep_states
+from workers.models.transformers_experts import is_of_experts
 from workers.models.transformers_parts import BodyAndHead
 from workers.models.transformers_probing import probing
 from workers.models.transformers_state_probe import FreshTokens
@@ -50,9 +51,17 @@ def states_on_meta(model: PreTrainedModel) -> tuple[StateEntry, ...] | None:
         return None
 
 
+def _tokens_as_they_are(hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return hidden_states
+
+
 @torch.inference_mode()
 def _entries(parts: BodyAndHead, config: Any) -> tuple[StateEntry, ...]:
     kept = _ShapesKept()
+    for module in parts.body.modules():
+        if is_of_experts(module):
+            # Who is routed where is a question of values; what comes out is of the tokens' shape.
+            module.forward = _tokens_as_they_are
     # What the model's code makes without saying where is to be of no device either.
     with torch.device("meta"):
         tokens = torch.zeros(_NUM_TOKENS, dtype=torch.int64)

@@ -29,8 +29,8 @@ _META = torch.device("meta")
 @dataclass(frozen=True, slots=True)
 class MetaModel:
     """Of rank 0. weight_bytes: parameters and buffers, as they lie in memory. geometry: None where
-    only a run shows it. state_entries: as CausalLM; None where only a run shows them, which may keep
-    some. continues_states: as CausalLM, of models of transformers what takes more memory. formats:
+    only a run shows it. state_entries: as CausalLM; None where only a run shows whether there are
+    any. continues_states: as CausalLM, of models of transformers what takes more memory. formats:
     of layers that are stored in one. adapter_bytes: of the slots of adapters."""
 
     weight_bytes: int
@@ -42,10 +42,13 @@ class MetaModel:
 
 
 class _FirstRank(SingleRank):
-    """Of size ranks, that never meet."""
+    """Of size ranks, that never meet: what they would hand over is of the others' shapes."""
 
     def __init__(self, size: int) -> None:
         self.size = size
+
+    def all_gather_last_dim(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor] * self.size, dim=-1)
 
 
 def native_on_meta(
