@@ -24,7 +24,7 @@ from tests.fakes.tiny_models import (
 )
 from tests.unit.workers.loading.test_quantised_experts import pair_of
 from workers.config import EngineConfig
-from workers.errors import ConfigError, ModelLoadError
+from workers.errors import ModelLoadError
 from workers.loading.loader import load_model
 from workers.loading.model_folder import read_hf_config
 from workers.parallel.group import SingleRank
