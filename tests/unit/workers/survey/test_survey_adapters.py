@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from service.cli import app
 from tests.fakes.tiny_models import STATEFUL, TINY_MODELS, save_tiny_model
 from workers.config import EngineConfig
-from workers.errors import ConfigError
+from workers.errors import ConfigError, ModelLoadError
 from workers.survey.survey import ModelSurvey, survey_model
 
 NUM_SLOTS, RANK = 3, 4
@@ -83,3 +83,5 @@ def test_llama_4_is_read_in_no_format_either_way(tmp_path: Path) -> None:
     for model_impl in ("auto", "native"):
         found = survey(folder, model_impl=model_impl).features["quantised weights"]
         assert found == "of stacked experts only gpt-oss's are read in a format"
+    with pytest.raises(ModelLoadError, match=r"gate_up_proj is quantised: .* only gpt-oss's are"):
+        survey(folder, quantization="fp8")
