@@ -48,3 +48,7 @@ def tessera() -> None:
 
 def main() -> None:
     app()
+
+
+if __name__ == "__main__":
+    main()

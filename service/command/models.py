@@ -40,6 +40,10 @@ Quantise = Annotated[str | None, typer.Option(help=_words(Quantization))]
 QuantisedProducts = Annotated[
     str, typer.Option(help=f"{_words(QuantizedProducts)}; the second is what GPUs before sm90 do.")
 ]
+MaxLoras = Annotated[int, typer.Option(min=0, help="Adapters at a time, to count their slots.")]
+MaxLoraRank = Annotated[int, typer.Option(min=1, help="Of an adapter.")]
+LoraEmbeddings = Annotated[bool, typer.Option(help="Slots for the embedding too.")]
+LoraExperts = Annotated[bool, typer.Option(help="Slots for experts too.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object.")]
 
 
@@ -56,9 +60,16 @@ def models(  # noqa: PLR0913  one parameter a flag
     model_impl: Impl = "auto",
     quantization: Quantise = None,
     quantized_products: QuantisedProducts = "native",
+    max_loras: MaxLoras = 0,
+    max_lora_rank: MaxLoraRank = 64,
+    lora_embeddings: LoraEmbeddings = False,
+    lora_experts: LoraExperts = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what would run a model, how, and what it takes. Reads no weights, needs no GPU."""
+    """Show what would run a model, how, and what it takes. Reads no weights, needs no GPU.
+
+    Ends with 1 for a model that is refused, or does not fit into --gpu-memory-gib.
+    """
     if device not in ("cuda", "cpu"):
         raise typer.BadParameter(f"{device!r} is neither cuda nor cpu")
     settings: dict[str, Any] = {
@@ -68,6 +79,8 @@ def models(  # noqa: PLR0913  one parameter a flag
         "quantized_products": quantized_products,
     }
     settings |= {"quantization": quantization, "max_context_len": max_context_len}
+    settings |= {"lora_embeddings": lora_embeddings, "lora_experts": lora_experts}
+    settings |= {"max_loras": max_loras, "max_lora_rank": max_lora_rank}
     # Transformers: seconds that the other commands do without.
     from service.command.survey_display import survey_lines
     from workers.survey.survey import survey_model
@@ -80,10 +93,12 @@ def models(  # noqa: PLR0913  one parameter a flag
         raise typer.Exit(1) from error
     if as_json:
         sys.stdout.write(msgspec.json.encode(survey).decode() + "\n")
-        return
-    console = Console()
-    for line in survey_lines(survey, tp, ep):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    else:
+        console = Console()
+        for line in survey_lines(survey, tp, ep):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if survey.memory.why_no_fit:
+        raise typer.Exit(1)
 
 
 def _config(**settings: Any) -> EngineConfig:

@@ -12,6 +12,9 @@ from workers.adapters.expert_bank import ExpertBank
 from workers.adapters.expert_site import ExpertsSite
 from workers.adapters.sites import AnySite, Site
 from workers.adapters.worn import Bank
+from workers.errors import ConfigError
+
+NOT_FUSED = "max_loras: on GPUs models of fused layers take adapters, no others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +44,19 @@ class Banks:
     def all(self) -> list[Bank]:
         embedding = () if self.embedding is None else (self.embedding,)
         return [*embedding, *self.projections, *self.experts]
+
+    @property
+    def num_bytes(self) -> int:
+        """On the device, of all slots, the one that is no adapter's included."""
+        values = (value for bank in self.all() for value in vars(bank).values())
+        return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+
+    def check_on_gpu(self, tp_size: int) -> None:
+        """Raises ConfigError for what steps of a GPU do not take so far."""
+        if self.embedding is not None and tp_size > 1:
+            raise ConfigError("lora_embeddings: on GPUs of one rank, tp_size has to be 1")
+        if any(bank.site.experts.is_kept for bank in self.experts):
+            raise ConfigError(
+                "lora_experts: the experts are kept as they are stored; set quantized_products to "
+                "dequantize"
+            )

@@ -7,7 +7,7 @@ import torch
 
 from workers.adapters.adapted_products import AdapterWays, AddedBehind
 from workers.adapters.added_beside import ways_beside
-from workers.adapters.banks import Banks
+from workers.adapters.banks import NOT_FUSED, Banks
 from workers.adapters.dressed import DressedModel
 from workers.adapters.ref import AdapterInfo
 from workers.adapters.stage import AdapterStage
@@ -54,14 +54,8 @@ class DeviceStage(AdapterStage):
         """Before the model's prepare. is_deterministic: a row's bits must not depend on the number
         of rows, as the way that pays does. Raises ConfigError where the model takes none here."""
         if not isinstance(model, FusedStreamCausalLM):
-            raise ConfigError("max_loras: on GPUs models of fused layers take adapters, no others")
-        if banks.embedding is not None and tp.size > 1:
-            raise ConfigError("lora_embeddings: on GPUs of one rank, tp_size has to be 1")
-        if any(bank.site.experts.is_kept for bank in banks.experts):
-            raise ConfigError(
-                "lora_experts: the experts are kept as they are stored; set quantized_products to "
-                "dequantize"
-            )
+            raise ConfigError(NOT_FUSED)
+        banks.check_on_gpu(tp.size)
         device = banks.projections[0].a.device
         behind = AdapterWays(AddedBehind, AddedBehind)
         ways = behind if is_deterministic else ways_beside(device, tp.size)

@@ -1,12 +1,14 @@
 """What a model's config states, looked at before anything is built or computed of it: sizes that no
 model has, and values that transformers takes as they are."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedConfig
+import transformers
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from workers.errors import ModelLoadError
 
@@ -33,6 +35,43 @@ def check_config(path: Path, config: PreTrainedConfig) -> None:
     """
     _check_values(path, config)
     _check_sizes(path, config)
+
+
+def why_unreadable(path: Path, error: Exception) -> str:
+    """One line, of what transformers raised when it read path: with the key that it stumbled on, as
+    far as that shows."""
+    stated = _json_object(path)
+    reason = "" if stated is None else _odd_key(stated)
+    return f"{path} cannot be used: {reason or ' '.join(str(error).split())}"
+
+
+def _json_object(path: Path) -> Mapping[str, Any] | None:
+    """None for a file that is none."""
+    try:
+        stated = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return stated if isinstance(stated, dict) else None
+
+
+def _odd_key(stated: Mapping[str, Any]) -> str:
+    """The first that explains why a config cannot be read, or ""."""
+    model_type = stated.get("model_type")
+    if not isinstance(model_type, str):
+        return f"model_type is a name, not {model_type!r}"
+    if model_type not in CONFIG_MAPPING:
+        return f"model_type {model_type!r} is not known to transformers {transformers.__version__}"
+    parts = (stated, stated.get("text_config"))
+    return next((odd for one in parts if isinstance(one, dict) and (odd := _odd_part(one))), "")
+
+
+def _odd_part(stated: Mapping[str, Any]) -> str:
+    recipe = stated.get("quantization_config")
+    if recipe is not None and not isinstance(recipe, dict):
+        return f"quantization_config is a JSON object, not {recipe!r}"
+    sizes = {name: stated.get(name) for name in _SIZES}
+    small = (f"{name}={size}" for name, size in sizes.items() if type(size) is int and size < 1)
+    return next((f"{size} is less than 1" for size in small), "")
 
 
 def _check_sizes(path: Path, config: PreTrainedConfig) -> None:

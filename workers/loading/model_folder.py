@@ -15,7 +15,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from workers.builtin import builtin_draft_path, builtin_model_path
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
-from workers.loading.config_checks import check_config
+from workers.loading.config_checks import check_config, why_unreadable
 from workers.loading.encoder_only import encoder_only_class, longest_text, read_text_info
 from workers.loading.pooling_config import read_embedding_info
 from workers.loading.quantization.read import read_recipe
@@ -88,7 +88,7 @@ def read_hf_config(folder: Path) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except _CONFIG_ERRORS as error:
-        raise ModelLoadError(f"{folder / 'config.json'} cannot be used: {error}") from error
+        raise ModelLoadError(why_unreadable(folder / "config.json", error)) from error
     if not isinstance(config, PreTrainedConfig):
         raise ModelLoadError(f"{folder / 'config.json'} does not describe a model")
     for one in (config, getattr(config, "text_config", None)):

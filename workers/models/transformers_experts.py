@@ -71,10 +71,14 @@ def distinct_experts(body: nn.Module) -> list[RoutedWeights]:
     return list(found.values())
 
 
+def is_of_experts(module: Any) -> bool:
+    """Whether transformers' use_experts_implementation has made it a module of experts."""
+    return hasattr(module, "has_gate") and hasattr(module, "is_transposed")
+
+
 def _are_experts(module: Any) -> bool:
-    """What transformers' use_experts_implementation has made a module of experts, with a gate and
-    nothing behind the experts."""
-    is_known = getattr(module, "has_gate", False) and hasattr(module, "is_transposed")
+    """Of those, what has a gate and nothing behind the experts."""
+    is_known = is_of_experts(module) and module.has_gate
     if not is_known or getattr(module, "has_post_expert_norm", False):
         return False
     names = {*_STACKED, *(_BIASES if module.has_bias else ())}

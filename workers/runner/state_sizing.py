@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Protocol
 
 from attention.memory.slot_states import SlotStates, StateEntry
 from workers.config import EngineConfig
@@ -11,6 +12,15 @@ logger = logging.getLogger(__name__)
 
 MIN_SNAPSHOTS = 16
 """For few requests at a time: each leaves two, at the ends of its prompt and of its output."""
+
+
+class KeepsStates(Protocol):
+    """As CausalLM says it."""
+
+    @property
+    def state_entries(self) -> tuple[StateEntry, ...]: ...
+    @property
+    def continues_states(self) -> bool: ...
 
 
 def bytes_per_slot(entries: Sequence[StateEntry]) -> int:
@@ -23,7 +33,7 @@ def state_bytes_of(num_slots: int, entries: Sequence[StateEntry]) -> int:
     return num_slots * bytes_per_slot(entries)
 
 
-def num_snapshots_of(config: EngineConfig, model: CausalLM, free_bytes: int) -> int:
+def num_snapshots_of(config: EngineConfig, model: KeepsStates, free_bytes: int) -> int:
     """How many snapshots the engine keeps; 0 without a prefix cache.
 
     Where the configuration does not say: as many as requests may run and MIN_SNAPSHOTS at least,

@@ -12,7 +12,7 @@ from workers.speculation.config import METHODS, METHODS_ON_CPU_ONLY, Method
 def draft_methods(
     capability: ModelCapability,
     geometry: AttentionGeometry | None,
-    state_entries: tuple[StateEntry, ...],
+    state_entries: tuple[StateEntry, ...] | None,
     num_gpus: int,
 ) -> dict[str, str]:
     """Method -> why not, "" where it takes it. num_gpus: 0 for a CPU."""
@@ -36,7 +36,7 @@ def _device_obstacle(method: Method, num_gpus: int) -> str:
 def _general_obstacle(
     capability: ModelCapability,
     geometry: AttentionGeometry | None,
-    state_entries: tuple[StateEntry, ...],
+    state_entries: tuple[StateEntry, ...] | None,
 ) -> str:
     stated = capability.why_not.get(ModelFeature.SPECULATION, "")
     if stated:

@@ -48,8 +48,8 @@ def kept_groups(attention: AttentionConfig) -> tuple[KeptGroup, ...]:
     )
 
 
-def kept_states(entries: tuple[StateEntry, ...]) -> KeptStates | None:
-    """None where there are none."""
+def kept_states(entries: tuple[StateEntry, ...] | None) -> KeptStates | None:
+    """None where there are none, or none are known."""
     if not entries:
         return None
     return KeptStates(len(entries), sum(entry.bytes_per_slot for entry in entries))

@@ -1,6 +1,5 @@
 """A rank's share of a model without memory: its shapes are those of what would be loaded."""
 
-import logging
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +7,9 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from attention.memory.slot_states import StateEntry
+from workers.adapters.banks import NOT_FUSED
 from workers.config import EngineConfig
+from workers.errors import ConfigError
 from workers.layers.formats.layer import stored_by
 from workers.layers.formats.recipe import WeightRecipe
 from workers.layers.sharding import ShardContext
@@ -18,6 +19,7 @@ from workers.models.base import AttentionGeometry
 from workers.models.fused_members import grouped_layers_as_stored
 from workers.models.registry import NATIVE_ARCHITECTURES
 from workers.parallel.group import SingleRank
+from workers.survey.adapters import adapter_banks
 from workers.survey.formats import StoredFormat, settle_formats
 from workers.survey.stated_geometry import stated_geometry
 
@@ -27,20 +29,26 @@ _META = torch.device("meta")
 @dataclass(frozen=True, slots=True)
 class MetaModel:
     """Of rank 0. weight_bytes: parameters and buffers, as they lie in memory. geometry: None where
-    only a run shows it. state_entries: as CausalLM; not known of models of transformers. formats:
-    of layers that are stored in one."""
+    only a run shows it. state_entries: as CausalLM; None where only a run shows whether there are
+    any. continues_states: as CausalLM, of models of transformers what takes more memory. formats:
+    of layers that are stored in one. adapter_bytes: of the slots of adapters."""
 
     weight_bytes: int
     geometry: AttentionGeometry | None
-    state_entries: tuple[StateEntry, ...] = ()
+    state_entries: tuple[StateEntry, ...] | None = ()
+    continues_states: bool = True
     formats: tuple[StoredFormat, ...] = ()
+    adapter_bytes: int = 0
 
 
 class _FirstRank(SingleRank):
-    """Of size ranks, that never meet."""
+    """Of size ranks, that never meet: what they would hand over is of the others' shapes."""
 
     def __init__(self, size: int) -> None:
         self.size = size
+
+    def all_gather_last_dim(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.cat([tensor] * self.size, dim=-1)
 
 
 def native_on_meta(
@@ -55,14 +63,33 @@ def native_on_meta(
     shard = _shard(config, dtype, recipe is not None)
     family = NATIVE_ARCHITECTURES[facts.architecture]
     model = family.build(hf_config, facts.max_context_len, shard)
-    if recipe is None:
-        return MetaModel(_num_bytes(model), model.geometry, model.state_entries)
-    gpu = FIRST_WITH_PRODUCTS if config.device == "cuda" else None
-    keeps = keeps_formats(config, dtype, gpu) and family.has_stored_products(hf_config, dtype)
-    keeping = grouped_layers_as_stored(model.modules()) if keeps else ()
-    stored = stored_by(recipe, model, shard, keeping)
-    formats = settle_formats(stored)
-    return MetaModel(_num_bytes(model), model.geometry, model.state_entries, formats)
+    formats: tuple[StoredFormat, ...] = ()
+    if recipe is not None:
+        gpu = FIRST_WITH_PRODUCTS if config.device == "cuda" else None
+        keeps = keeps_formats(config, dtype, gpu) and family.has_stored_products(hf_config, dtype)
+        keeping = grouped_layers_as_stored(model.modules()) if keeps else ()
+        formats = settle_formats(stored_by(recipe, model, shard, keeping))
+    if (
+        config.max_loras
+        and config.device == "cuda"
+        and not is_fused_on_gpu(facts, hf_config, dtype)
+    ):
+        raise ConfigError(NOT_FUSED)
+    banks = adapter_banks(config, model, facts.architecture, dtype)
+    return MetaModel(
+        _num_bytes(model),
+        model.geometry,
+        model.state_entries,
+        model.continues_states,
+        formats,
+        0 if banks is None else banks.num_bytes,
+    )
+
+
+def is_fused_on_gpu(facts: ModelFacts, hf_config: PreTrainedConfig, dtype: torch.dtype) -> bool:
+    """Whether the native class of a family that takes adapters has fused layers on a GPU: those are
+    what products of stored weights are for."""
+    return NATIVE_ARCHITECTURES[facts.architecture].has_stored_products(hf_config, dtype)
 
 
 def bridged_on_meta(
@@ -71,10 +98,13 @@ def bridged_on_meta(
     """Raises ModelLoadError and ConfigError as load_model does before it reads weights."""
     # Seconds of imports that native models do without.
     from workers.models.transformers_model import random_transformers_model
+    from workers.survey.bridged_states import states_on_meta
 
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     model = random_transformers_model(hf_config, _shard(config, dtype, False), seed=0)
-    return MetaModel(_num_bytes(model), stated_geometry(hf_config, config.tp_size))
+    # Raises where there are to be any.
+    adapter_banks(config, model, facts.architecture, dtype)
+    geometry = stated_geometry(hf_config, config.tp_size)
+    return MetaModel(_num_bytes(model), geometry, states_on_meta(model))
 
 
 def _shard(config: EngineConfig, dtype: torch.dtype, has_formats: bool) -> ShardContext:

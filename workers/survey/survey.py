@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedConfig
 
-from attention.config import AttentionConfig
 from workers.config import EngineConfig
 from workers.errors import ConfigError, ModelLoadError
 from workers.layers.formats.recipe import WeightRecipe
@@ -20,33 +19,23 @@ from workers.loading.model_folder import (
 )
 from workers.loading.quantization.read import weight_recipe
 from workers.loading.stacked_experts import has_stacked_experts
-from workers.models.features import ENCODER, ModelCapability, ModelFeature, native_capability
-from workers.models.registry import choose_implementation, may_have_stacks, why_not_native
-from workers.runner.kv_memory import resolve_kv_dtype
+from workers.models.features import ENCODER, ModelCapability, native_capability
+from workers.models.registry import (
+    NATIVE_ARCHITECTURES,
+    choose_implementation,
+    may_have_stacks,
+    why_not_native,
+)
 from workers.speculation.config import METHODS_READING_STATES
 from workers.survey.drafts import draft_methods
-from workers.survey.fit import Fit, fit_on_gpu
+from workers.survey.features import shown_features
 from workers.survey.formats import StoredFormat
 from workers.survey.headers import Headers, read_headers
-from workers.survey.kept import KeptGroup, KeptStates, kept_groups, kept_states
-from workers.survey.meta_model import MetaModel, bridged_on_meta, native_on_meta
+from workers.survey.memory import AskedFit, Memory, memory_of
+from workers.survey.meta_model import MetaModel, bridged_on_meta, is_fused_on_gpu, native_on_meta
+from workers.survey.quiet import without_warnings_of_transformers
 
-PAGE_SIZE = 64
-"""Tokens a page where the configuration names none: what it is in the end, the backend says."""
 _TP_SIZES = (1, 2, 4, 8, 16)
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Of one of tp_size ranks. kv_bytes_a_token: of account 0 and of all accounts; both None where
-    only a run shows it."""
-
-    weight_bytes: int
-    kv_bytes_a_token: int | None
-    kv_bytes_a_token_in_view: int | None
-    groups: tuple[KeptGroup, ...]
-    states: KeptStates | None
-    fit: Fit | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,28 +83,35 @@ def survey_model(
 ) -> ModelSurvey:
     """Of config.model on config.device, "cuda" or "cpu", which need not be there.
 
-    Raises ModelLoadError and ConfigError as a start would before it reads weights.
+    A GPU that is too small is in its memory. Raises ModelLoadError and ConfigError as a start would
+    before it reads weights.
     """
+    asked = None if gpu_memory_gib is None else AskedFit(gpu_memory_gib, request_tokens)
+    with without_warnings_of_transformers():
+        return _survey(config, asked)
+
+
+def _survey(config: EngineConfig, asked: AskedFit | None) -> ModelSurvey:
     check_servable(config)
     subject = _subject_of(config)
     meta = _meta_model(subject, config)
-    facts, capability = subject.facts, subject.capability
+    facts, ranks = subject.facts, _possible_ranks(subject)
     return ModelSurvey(
         model=facts.name,
         architecture=facts.architecture,
         runs=subject.runs,
         reason=_reason(subject),
-        kind=capability.subject,
+        kind=subject.capability.subject,
         device=config.device,
         dtype=str(subject.dtype).removeprefix("torch."),
         stored_as=_stored_as(subject),
         checkpoint_bytes=None if subject.headers is None else subject.headers.num_bytes,
         formats=meta.formats,
         max_context_len=facts.max_context_len,
-        ranks=_possible_ranks(subject),
-        features={one.value: capability.why_not.get(one, "") for one in ModelFeature},
+        ranks=ranks,
+        features=_features(subject),
         drafts=_drafts(subject, meta),
-        memory=_memory(subject, meta, gpu_memory_gib, request_tokens),
+        memory=_memory(subject, meta, ranks, asked),
     )
 
 
@@ -207,6 +203,45 @@ def _meta_model(subject: _Subject, config: EngineConfig) -> MetaModel:
     return bridged_on_meta(config, facts, hf_config, dtype)
 
 
+def _features(subject: _Subject) -> dict[str, str]:
+    facts, config = subject.facts, subject.config
+    natively = None
+    if facts.architecture in NATIVE_ARCHITECTURES and not facts.is_encoder_only:
+        asking = replace(config, model_impl="native")
+        if not _why_not_native(subject, asking):
+            natively = native_capability(facts.architecture)
+    is_fused = natively is not None and is_fused_on_gpu(facts, subject.hf_config, subject.dtype)
+    on_gpu_unfused = config.device == "cuda" and not is_fused
+    return shown_features(subject.capability, natively, config.model_impl, on_gpu_unfused)
+
+
+def _memory(
+    subject: _Subject,
+    meta: MetaModel,
+    ranks: Mapping[int, tuple[int, ...]],
+    asked: AskedFit | None,
+) -> Memory:
+    def of(meta: MetaModel, config: EngineConfig) -> Memory:
+        return memory_of(config, meta, subject.dtype, subject.facts.max_context_len, asked)
+
+    memory = of(meta, subject.config)
+    if not memory.why_no_fit:
+        return memory
+    others = [
+        replace(subject.config, tp_size=tp_size, ep_size=_ep_size(subject.config, ep_sizes))
+        for tp_size, ep_sizes in ranks.items()
+        if tp_size > subject.config.tp_size
+    ]
+    fitting = (
+        one.tp_size for one in others if not of(_meta_of_ranks(subject, one), one).why_no_fit
+    )
+    return replace(memory, fitting_tp_sizes=tuple(fitting))
+
+
+def _ep_size(config: EngineConfig, possible: tuple[int, ...]) -> int:
+    return config.ep_size if config.ep_size in possible else possible[0]
+
+
 def _possible_ranks(subject: _Subject) -> dict[int, tuple[int, ...]]:
     """What a start would not refuse."""
     possible = {}
@@ -224,47 +259,20 @@ def _can_be_cut(subject: _Subject, tp_size: int, ep_size: int) -> bool:
     config = replace(subject.config, tp_size=tp_size, ep_size=ep_size)
     try:
         check_servable(config)
-        runs = _chosen(config, subject.hf_config, subject.facts, subject.recipe)
-        _meta_model(replace(subject, runs=runs), config)
+        _meta_of_ranks(subject, config)
     except (ConfigError, ModelLoadError):
         # What stands in the way of a size is what is looked for; the size asked for raised before.
         return False
     return True
 
 
+def _meta_of_ranks(subject: _Subject, config: EngineConfig) -> MetaModel:
+    """config: of other numbers of ranks, which other code may run."""
+    runs = _chosen(config, subject.hf_config, subject.facts, subject.recipe)
+    return _meta_model(replace(subject, runs=runs), config)
+
+
 def _stored_as(subject: _Subject) -> tuple[str, ...]:
     if subject.recipe is not None and subject.config.quantization is None:
         return subject.recipe.titles
     return () if subject.headers is None else subject.headers.dtypes
-
-
-def _memory(
-    subject: _Subject, meta: MetaModel, gpu_memory_gib: float | None, request_tokens: int
-) -> Memory:
-    states = kept_states(meta.state_entries)
-    if meta.geometry is None:
-        return Memory(meta.weight_bytes, None, None, (), states, None)
-    config = subject.config
-    kv_dtype = resolve_kv_dtype(config.kv_cache_dtype, subject.dtype)
-    attention: AttentionConfig = replace(
-        meta.geometry.attention_config(
-            subject.facts.max_context_len,
-            config.page_size or PAGE_SIZE,
-            subject.dtype,
-            kv_dtype,
-            torch.device("meta"),
-        ),
-        has_bounded_accounts=True,
-    )
-    fit = None
-    if gpu_memory_gib is not None:
-        sizes = meta.weight_bytes, gpu_memory_gib, request_tokens
-        fit = fit_on_gpu(config, attention, meta.state_entries, *sizes)
-    return Memory(
-        meta.weight_bytes,
-        attention.kv_bytes_of_account(0),
-        attention.kv_bytes_per_token,
-        kept_groups(attention),
-        states,
-        fit,
-    )

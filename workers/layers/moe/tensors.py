@@ -234,7 +234,10 @@ def store_stacks(
         if experts.share.num_copies:
             raise ConfigError(f"{prefix}{stack} is quantised: num_redundant_experts has to be 0")
         if not experts.spec.names.in_turns:
-            raise ModelLoadError(f"{prefix}{stack} is quantised, and gate and up are not in turns")
+            raise ModelLoadError(
+                f"{prefix}{stack} is quantised: of experts that a layer has in one tensor only "
+                "gpt-oss's are read in a format"
+            )
         del slots[prefix + stack]
         take = (
             partial(experts.keep, stack, kept[stack])

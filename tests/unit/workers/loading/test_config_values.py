@@ -33,6 +33,10 @@ ODDITIES = [
     ({"rms_norm_eps": -1.0}, "rms_norm_eps is a number from 0 on, not -1.0"),
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps is a number from 0 on, not nan"),
     (rope(rope_type="linear", factor=[2.0]), r"factor is a number above 0, not \[2.0\]"),
+    ({"quantization_config": "fp8"}, "quantization_config is a JSON object, not 'fp8'$"),
+    ({"model_type": "zamba9"}, r"model_type 'zamba9' is not known to transformers [\d.]+$"),
+    ({"model_type": ["llama"]}, r"model_type is a name, not \['llama'\]$"),
+    ({"model_type": None}, "model_type is a name, not None$"),
 ]
 
 
@@ -43,6 +47,12 @@ def test_odd_values_are_refused_by_name(
     with pytest.raises(ModelLoadError, match=message) as refused:
         read_hf_config(folder_of("llama3", tmp_path, changes))
     assert str(tmp_path / "config.json") in str(refused.value)
+
+
+def test_what_transformers_says_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="cannot be used: ") as refused:
+        read_hf_config(folder_of("llama3", tmp_path, {"hidden_size": "wide"}))
+    assert "\n" not in str(refused.value)
 
 
 def test_layers_of_a_kind_may_have_positions_of_their_own(tmp_path: Path) -> None:

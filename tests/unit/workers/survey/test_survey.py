@@ -1,6 +1,10 @@
 """A survey says of a folder what a start does with it."""
 
 import json
+import logging
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +24,13 @@ from tests.fakes.tiny_models import (
 )
 from tests.unit.workers.loading.test_quantised_experts import pair_of
 from workers.config import EngineConfig
-from workers.errors import ConfigError, ModelLoadError
+from workers.errors import ModelLoadError
 from workers.loading.loader import load_model
+from workers.loading.model_folder import read_hf_config
 from workers.parallel.group import SingleRank
 from workers.survey.formats import StoredFormat
 from workers.survey.survey import ModelSurvey, survey_model
+from workers.survey.words import size
 
 MODELS = {**TINY_MODELS, **THROUGH_TRANSFORMERS}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [16, 32], "fmt": "e4m3"}
@@ -85,8 +91,25 @@ def test_devices_ranks_and_memory_differ(folder: Path) -> None:
     tight = survey(folder, 0.0012, device="cuda", dtype="bfloat16", tp_size=2).memory.fit
     assert tight is not None
     assert 0 < tight.num_longest < tight.num_requests < 256
-    with pytest.raises(ConfigError, match=r"of a rank alone, \d+\.\d+ GiB, are larger than"):
-        survey(folder, 0.0001, device="cuda")
+
+
+@pytest.mark.parametrize("folder", ["qwen3_moe"], indirect=True)
+def test_a_gpu_that_is_too_small_hides_nothing_and_shows_what_would_do(folder: Path) -> None:
+    fits = survey(folder, 1.0, device="cuda", dtype="bfloat16")
+    # Of one rank's weights two thirds; a half has room.
+    gib = fits.memory.weight_bytes * 2 / 3 / 0.85 / (1 << 30)
+    small = survey(folder, gib, device="cuda", dtype="bfloat16")
+    assert small.memory.fit is None
+    assert re.search(r"of a rank alone, \d+\.\d+ MiB, are larger than", small.memory.why_no_fit)
+    assert small.memory.fitting_tp_sizes == (2, 4, 8)
+    assert (small.runs, small.drafts, small.ranks) == (fits.runs, fits.drafts, fits.ranks)
+    asked = ["models", str(folder), "--dtype", "bfloat16", "--gpu-memory-gib", str(gib)]
+    told = CliRunner().invoke(app, asked)
+    assert told.exit_code == 1
+    assert "would fit                   --tp 2 or 4 or 8\n" in told.output
+    assert "LoRA                        yes" in told.output
+    none = survey(folder, gib / 1000, device="cuda", dtype="bfloat16").memory
+    assert none.fitting_tp_sizes == ()
 
 
 @pytest.mark.parametrize("folder", ["glm4_moe"], indirect=True)
@@ -169,6 +192,56 @@ def test_windows_are_seen_and_weights_may_be_missing(tmp_path: Path) -> None:
     assert found.drafts["ngram"] == "layers with windows or chunks take no drafts yet"
     assert found.memory.fit is not None
     assert found.memory.fit.num_longest > 1
+
+
+def test_warnings_of_transformers_are_not_repeated(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0}
+    odd = {"low_freq_factor": 1.0, "high_freq_factor": 1.0, "original_max_position_embeddings": 32}
+    folder = save_tiny_model(TinyModel("llama", {"rope_parameters": rope | odd}), tmp_path)
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    level = logger.level
+    try:
+        read_hf_config(folder)
+        assert len(said) == 1  # so that there is something to leave out
+        survey(folder)
+    finally:
+        logger.removeHandler(handler)
+    assert len(said) == 1
+    assert logger.level == level
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "shown"),
+    [
+        (3 << 30, "3.00 GiB"),
+        ((1 << 30) // 20, "51.20 MiB"),
+        (1 << 20, "1.00 MiB"),
+        (2048, "2.00 KiB"),
+        (12, "12 bytes"),
+    ],
+)
+def test_sizes_are_never_shown_as_nothing(num_bytes: int, shown: str) -> None:
+    assert size(num_bytes) == shown
+
+
+def test_the_module_is_the_command() -> None:
+    run = [sys.executable, "-m", "service.cli", "models", "builtin", "--device", "cpu"]
+    told = subprocess.run(run, capture_output=True, text=True, check=True, timeout=120)
+    assert "builtin (LlamaForCausalLM)" in told.stdout
+
+
+def test_a_token_is_kept_as_long_as_layers_see_it(tmp_path: Path) -> None:
+    folder = save_tiny_model(MODELS["gpt_oss"], tmp_path / "windows")
+    told = CliRunner().invoke(app, ["models", str(folder), "--device", "cpu"]).output
+    assert re.search(r"a token +[\d,]+ bytes while every layer sees it, then [\d,]+ for as", told)
+    folder = save_tiny_model(MODELS["llama3"], tmp_path / "whole")
+    told = CliRunner().invoke(app, ["models", str(folder), "--device", "cpu"]).output
+    assert re.search(r"a token +[\d,]+ bytes for as long as its request lives\n", told)
+    assert "0.00" not in told
 
 
 def test_the_command_tells_people_and_programs() -> None:
