@@ -46,8 +46,10 @@ class ExpertModules(msgspec.Struct, frozen=True):
     def shape_of(self, module: str) -> Shape | None:
         """(in_features, out_features) of one expert's module; None for what is none of these."""
         path, expert, name = _within(module)
-        is_expert = expert.isdecimal() and str(int(expert)) == expert
-        if path != self.path or not is_expert or int(expert) >= self.num_experts:
+        is_number = expert.isdecimal() and len(expert) <= len(str(self.num_experts))
+        if path != self.path or not is_number or str(int(expert)) != expert:
+            return None
+        if int(expert) >= self.num_experts:
             return None
         hidden, width = self.hidden_size, self.width
         return {
@@ -55,6 +57,10 @@ class ExpertModules(msgspec.Struct, frozen=True):
             self.up: (hidden, width),
             self.down: (width, hidden),
         }.get(name)
+
+    def kind_of(self, module: str) -> StackKind:
+        """Of which tensor of all experts an expert's module is a part."""
+        return StackKind.DOWN if _within(module)[2] == self.down else StackKind.GATE_UP
 
     def fit_of(
         self, a_shape: tuple[int, ...], b_shape: tuple[int, ...], is_never_swapped: bool

@@ -30,10 +30,6 @@ class HostAdapter:
     ref: AdapterRef
     pairs: Mapping[str, LowRank]
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(pair.num_bytes for pair in self.pairs.values())
-
 
 class AdapterReader:
     """Reads the share of one rank. Any thread may call it."""

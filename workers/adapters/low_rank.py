@@ -16,10 +16,6 @@ class LowRank(NamedTuple):
     def rank(self) -> int:
         return self.b.shape[-1]
 
-    @property
-    def num_bytes(self) -> int:
-        return self.a.nbytes + self.b.nbytes
-
     def copied(self, is_pinned: bool) -> "LowRank":
         """Contiguous, in memory of its own."""
         both = (one.clone(memory_format=torch.contiguous_format) for one in self)

@@ -7,7 +7,7 @@ and says anything. Knows no tensors.
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +20,12 @@ CONFIG_FILE = "adapter_config.json"
 _MAX_SHOWN = 80
 _MAX_BYTES = 1 << 20
 
+_MAX_RANK = 1 << 16
+_MAX_PATTERNS = 2000
+
 T = TypeVar("T")
+Patterns = Sequence[tuple[re.Pattern[str], T]]
+"""The first whose expression a module's name is, or ends with behind a dot, says its value."""
 
 # Read below, or without a meaning once an adapter is trained.
 _FREE = frozenset(
@@ -65,15 +70,14 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
     """rank, alpha: of modules that the patterns do not name. is_rank_stabilised: alpha is divided
-    by the rank's root (Kalajdzievski, 2023). rank_pattern, alpha_pattern: by a regular expression
-    that a module's name ends with. ties_weights: what is added to an embedding is meant for a head
-    that is tied to it, too. peft_version: of what wrote it, (0, 0, 0) where that is not said."""
+    by the rank's root (Kalajdzievski, 2023). ties_weights: what is added to an embedding is meant
+    for a head that is tied to it, too. peft_version: of what wrote it, (0, 0, 0) if unsaid."""
 
     rank: int
     alpha: float
     is_rank_stabilised: bool
-    rank_pattern: Mapping[str, int]
-    alpha_pattern: Mapping[str, float]
+    rank_pattern: Patterns[int]
+    alpha_pattern: Patterns[float]
     ties_weights: bool
     peft_version: tuple[int, int, int]
 
@@ -100,14 +104,8 @@ class PeftConfig:
             rank=_whole(stated.get("r", 8), "r"),
             alpha=_number(stated.get("lora_alpha", 8), "lora_alpha"),
             is_rank_stabilised=_truth(stated.get("use_rslora"), "use_rslora"),
-            rank_pattern={
-                name: _whole(rank, f"rank_pattern of {_name(name)}")
-                for name, rank in _pattern(stated, "rank_pattern")
-            },
-            alpha_pattern={
-                name: _number(alpha, f"alpha_pattern of {_name(name)}")
-                for name, alpha in _pattern(stated, "alpha_pattern")
-            },
+            rank_pattern=_patterns(stated, "rank_pattern", _whole),
+            alpha_pattern=_patterns(stated, "alpha_pattern", _number),
             ties_weights=_truth(stated.get("ensure_weight_tying"), "ensure_weight_tying"),
             peft_version=_version(stated.get("peft_version")),
         )
@@ -159,7 +157,7 @@ def _name(name: str) -> str:
 
 
 def _whole(value: Any, name: str) -> int:
-    if type(value) is not int or value < 1:
+    if type(value) is not int or not 1 <= value <= _MAX_RANK:
         raise AdapterError(f"{CONFIG_FILE}: {name}={_shown(value)} is no rank")
     return value
 
@@ -183,25 +181,33 @@ def _truth(value: Any, name: str) -> bool:
     return value is True
 
 
-def _pattern(stated: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    pattern = stated.get(name) or {}
-    if not isinstance(pattern, dict):
+def _patterns(
+    stated: Mapping[str, Any], name: str, read: Callable[[Any, str], T]
+) -> list[tuple[re.Pattern[str], T]]:
+    """read: of a value and what it is called, to the value as it is meant."""
+    found = stated.get(name) or {}
+    if not isinstance(found, dict):
         raise AdapterError(f"{CONFIG_FILE}: {name} is no object")
-    for expression in pattern:
-        if not is_bounded(expression):
-            raise AdapterError(
-                f"{CONFIG_FILE}: {name} has {_shown(expression)}, which is too complex: {BOUNDS}"
-            )
-        try:
-            re.compile(expression)
-        except re.error as error:
-            raise AdapterError(f"{CONFIG_FILE}: {name} has {expression!r}: {error}") from error
-    return list(pattern.items())
+    if len(found) > _MAX_PATTERNS:
+        raise AdapterError(f"{CONFIG_FILE}: {name} has more than {_MAX_PATTERNS} entries")
+    return [
+        (_compiled(expression, name), read(value, f"{name} of {_name(expression)}"))
+        for expression, value in found.items()
+    ]
 
 
-def _found(pattern: Mapping[str, T], module: str, otherwise: T) -> T:
-    """The first whose expression the module's name is, or ends with behind a dot."""
-    for expression, value in pattern.items():
-        if re.match(rf"(?:.*\.)?(?:{expression})$", module):
-            return value
-    return otherwise
+def _compiled(expression: str, name: str) -> re.Pattern[str]:
+    if not is_bounded(expression):
+        raise AdapterError(
+            f"{CONFIG_FILE}: {name} has {_shown(expression)}, which is too complex: {BOUNDS}"
+        )
+    try:
+        # By itself first: what is whole only with what is put around it is none.
+        re.compile(expression)
+        return re.compile(rf"(?:.*\.)?(?:{expression})$")
+    except (re.error, OverflowError) as error:
+        raise AdapterError(f"{CONFIG_FILE}: {name} has {_shown(expression)}: {error}") from error
+
+
+def _found(patterns: Patterns[T], module: str, otherwise: T) -> T:
+    return next((value for pattern, value in patterns if pattern.match(module)), otherwise)

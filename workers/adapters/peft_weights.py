@@ -48,7 +48,7 @@ class StackedPair(ModulePair):
     """The same of all experts of a layer, whose tensors are at path in transformers' model: A
     (experts * rank, inputs), an expert's ranks together, B (outputs, rank * experts), a rank's
     experts together. The config may have a rank and a scale for each kind, which only a model can
-    tell: rank is the highest. is_never_swapped: as StackFit says, by the version that wrote it."""
+    tell: rank is the lowest. is_never_swapped: as StackFit says, by the version that wrote it."""
 
     path: str
     ranks: Mapping[StackKind, int]
@@ -113,9 +113,9 @@ def reading_weights() -> Iterator[None]:
 def check_fits(pairs: Mapping[str, ModulePair], info: AdapterInfo) -> None:
     """Raise AdapterError unless a model that takes such adapters takes this one."""
     check_ranks(pairs, info.max_rank)
+    _check_stacks(pairs, info)
     for module, pair in pairs.items():
         if isinstance(pair, StackedPair):
-            stack_in(info, pair)
             continue
         shape = info.shape_of(module)
         if shape is None:
@@ -125,6 +125,21 @@ def check_fits(pairs: Mapping[str, ModulePair], info: AdapterInfo) -> None:
                 f"{module} has {pair.a_shape[1]} inputs and {pair.b_shape[0]} outputs there, the "
                 f"model's {shape[0]} and {shape[1]}"
             )
+
+
+def _check_stacks(pairs: Mapping[str, ModulePair], info: AdapterInfo) -> None:
+    stated = [pair for pair in pairs.values() if isinstance(pair, StackedPair)]
+    stacks = [stack_in(info, pair) for pair in stated]
+    for stack in stacks:
+        _check_rank(stack.experts.stack_path, stack.pair, info.max_rank)
+    added = [(stack.experts.path, stack.fit.kind) for stack in stacks]
+    if stacks:
+        of_path = {experts.path: experts for experts in info.experts}
+        found = ((of_path.get(module.rsplit(".", 2)[0]), module) for module in pairs)
+        added += {(one.path, one.kind_of(module)) for one, module in found if one is not None}
+    twice = next((one for one in added if added.count(one) > 1), None)
+    if twice is not None:
+        raise AdapterError(f"{WEIGHTS_FILE} adds to {twice[1].value} of {twice[0]} in two ways")
 
 
 def stack_in(info: AdapterInfo, stated: StackedPair) -> FoundStack:
@@ -160,8 +175,12 @@ def check_ranks(pairs: Mapping[str, ModulePair], max_rank: int) -> None:
     if not pairs:
         raise AdapterError(f"{WEIGHTS_FILE} changes nothing")
     for module, pair in pairs.items():
-        if pair.rank > max_rank:
-            raise AdapterError(f"{module} has rank {pair.rank}, max_lora_rank is {max_rank}")
+        _check_rank(module, pair, max_rank)
+
+
+def _check_rank(module: str, pair: ModulePair, max_rank: int) -> None:
+    if pair.rank > max_rank:
+        raise AdapterError(f"{module} has rank {pair.rank}, max_lora_rank is {max_rank}")
 
 
 def _pairs(headers: TensorHeaders, config: PeftConfig) -> Iterator[tuple[str, ModulePair]]:
@@ -188,7 +207,10 @@ def _names(headers: TensorHeaders) -> dict[str, dict[str, str]]:
     for name in headers.keys():  # noqa: SIM118 - no mapping
         match = _NAME.fullmatch(name)
         if match is not None:
-            found.setdefault(match[1], {})[match[2] or match[3]] = name
+            names, part = found.setdefault(match[1], {}), match[2] or match[3]
+            if part in names:
+                raise AdapterError(f"{WEIGHTS_FILE} has {match[1]} by two names")
+            names[part] = name
         else:
             bases.append(name)
     for name in bases:
@@ -223,7 +245,7 @@ def _stacked(pair: ModulePair, config: PeftConfig, path: str) -> StackedPair:
         pair.a_shape,
         pair.b_shape,
         pair.scale,
-        max(ranks.values()),
+        min(ranks.values()),
         unwrapped(path),
         ranks,
         scales,

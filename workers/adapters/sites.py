@@ -127,6 +127,8 @@ def _expert_sites(
     mixtures = [x.mlp for x in model.model.decoder_layers if isinstance(x.mlp, MixtureOfExperts)]
     if not mixtures:
         raise ConfigError(f"lora_experts: {architecture} has no experts")
+    if any(mixture.experts.spec.weighs_inputs for mixture in mixtures):
+        raise ConfigError(f"lora_experts: {architecture} weighs what its experts are given")
     return [ExpertsSite.of(mixture.experts, paths[mixture.experts]) for mixture in mixtures]
 
 

@@ -96,7 +96,7 @@ def test_an_architecture_that_is_not_served_costs_no_weights(
     monkeypatch.setattr("service.hub.store.HubStore", store)
     done = fetch("owner/strange") if command == ("fetch",) else invoked(*command, "owner/strange")
     assert done.exit_code == 1
-    assert "model type `x`" in done.stderr.replace("'", "`")
+    assert "model_type `x` is not known to transformers" in done.stderr.replace("'", "`")
     assert "config.json" in hub.fetched()
     assert not any(name.endswith(".safetensors") for name in hub.fetched())
 

@@ -10,15 +10,21 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import save, save_file
 
+from workers.adapters.embedding_site import EmbeddingSite
 from workers.adapters.expert_modules import ExpertModules, StackFit, StackKind
+from workers.adapters.expert_site import of_each_expert
 from workers.adapters.folder import AdapterBytes, adapter_at, content_key
 from workers.adapters.host import AdapterReader
+from workers.adapters.low_rank import LowRank
 from workers.adapters.peft_config import PeftConfig
-from workers.adapters.peft_weights import check_fits, read_pairs
+from workers.adapters.peft_weights import check_fits, read_pairs, stack_in
 from workers.adapters.ref import AdapterInfo, AdapterRef, prefix_salt
 from workers.adapters.sites import Site, SitePart
 from workers.errors import AdapterError
+from workers.layers.embedding import ScaledVocabParallelEmbedding
 from workers.layers.formats.format import Cut
+from workers.layers.sharding import ShardContext
+from workers.parallel.group import SingleRank
 
 Q = "model.layers.0.self_attn.q_proj"
 DOWN = "model.layers.0.mlp.down_proj"
@@ -37,6 +43,8 @@ EXPERTS = ExpertModules(
 )
 MODULES = {Q: (6, 10), DOWN: (12, 6), EMBEDDING: (9, 5)}
 INFO = AdapterInfo(max_rank=8, num_slots=2, modules=MODULES, experts=(EXPERTS,))
+CONTEXT = ShardContext(SingleRank(), torch.float16, torch.device("cpu"))
+ONE = torch.ones((1, 1))
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["q_proj"]}
 
 
@@ -57,8 +65,18 @@ def embedding(module, size=9):
     return {f"{prefix}A": torch.ones((2, size)), f"{prefix}B": torch.ones((5, 2))}
 
 
-def stack(a_shape, b_shape, layer=0):
-    experts = f"model.layers.{layer}.mlp.experts"
+def pair_of(module, inputs=9, outputs=5):
+    shapes = (2, inputs), (outputs, 2)
+    return {name_of(module, x): torch.ones(shape) for x, shape in zip("AB", shapes, strict=True)}
+
+
+def expert_pair(part, expert="0"):
+    inputs, outputs = (3, 6) if part == "w2" else (6, 3)
+    return pair_of(f"model.layers.0.moe.experts.{expert}.{part}", inputs, outputs)
+
+
+def stack(a_shape, b_shape, layer=0, inner=False):
+    experts = f"model.layers.{layer}.mlp.experts{'.base_layer' if inner else ''}"
     return {
         name_of(experts, "A"): torch.ones(a_shape),
         name_of(experts, "B"): torch.ones(b_shape),
@@ -108,6 +126,11 @@ def test_the_scale_is_what_peft_computes(tmp_path, changes, module, scale) -> No
         ({"task_type": "SEQ_CLS"}, "task_type='SEQ_CLS' is not served"),
         ({"r": 0}, "r=0 is no rank"),
         ({"r": True}, "r=True is no rank"),
+        ({"r": 10**400}, "r=1000"),
+        ({"rank_pattern": {"q_proj": 1 << 20}}, "rank_pattern of q_proj=1048576 is no rank"),
+        ({"alpha_pattern": {"x{4294967295}": 2}}, "alpha_pattern has 'x{4294967295}'"),
+        ({"rank_pattern": {"q)(": 2}}, "rank_pattern has 'q)('"),
+        ({"rank_pattern": dict.fromkeys(map(str, range(2001)), 2)}, "has more than 2000 entries"),
         ({"lora_alpha": "8"}, "lora_alpha='8' is no number"),
         ({"rank_pattern": {"(": 2}}, "rank_pattern has '('"),
         ({"rank_pattern": {"(q+)+x": 2}}, "rank_pattern has '(q+)+x', which is too complex"),
@@ -140,10 +163,23 @@ def test_a_config_that_would_change_the_result_is_refused_by_name(
         (stack((6, 3), (6, 6)), {}, "has 6 ranks, which are not 2, as the config has it, for each"),
         (stack((8, 3), (6, 8), layer=1), {}, "changes model.layers.1.mlp.experts; served are"),
         (
-            stack((8, 3), (6, 8)),
+            stack((64, 3), (6, 64)),
             {"rank_pattern": {"down_proj": 16}},
             "model.layers.0.mlp.experts has rank 16, max_lora_rank is 8",
         ),
+        (
+            stack((8, 3), (6, 8)) | expert_pair("w2"),
+            {},
+            "adds to down_proj of model.layers.0.moe.experts in two ways",
+        ),
+        (
+            stack((8, 3), (6, 8)) | stack((8, 3), (6, 8), inner=True),
+            {},
+            "adds to down_proj of model.layers.0.moe.experts in two ways",
+        ),
+        (expert_pair("w1", expert="1" * 5000), {}, "changes model.layers.0.moe.experts.111"),
+        (embedding(EMBEDDING) | pair_of(EMBEDDING), {}, f"has {EMBEDDING} by two names"),
+        (pair_of(EMBEDDING), {}, f"{EMBEDDING}.lora_A.weight, which is not served"),
         (
             pair() | {f"base_model.model.{Q}.lora_magnitude_vector": torch.ones(2)},
             {},
@@ -212,6 +248,68 @@ def test_a_stack_is_told_by_its_shapes(
         assert fit == (None if can_swap else StackFit(kind, False))
     else:
         assert fit == (StackFit(kind, is_swapped) if can_swap or not is_swapped else None)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "changes"),
+    [
+        (stack((8, 3), (6, 8)) | expert_pair("w1"), {}),
+        (stack((8, 3), (6, 8)) | stack((8, 6), (6, 8), inner=True), {"peft_version": "0.19.1"}),
+        # Of a kind that is not there.
+        (stack((8, 3), (6, 8)), {"rank_pattern": {"gate_up_proj": 16}}),
+        (stack((32, 3), (6, 32)), {"r": 8}),
+        (embedding(EMBEDDING) | {f"base_model.model.{EMBEDDING}.base_layer.weight": ONE}, {}),
+        (pair(), {"ensure_weight_tying": True}),
+    ],
+)
+def test_adapters_of_embeddings_and_experts_are_served(tmp_path, tensors, changes) -> None:
+    write(tmp_path, tensors, **changes)
+    adapter_at("one", tmp_path, INFO)
+
+
+@pytest.mark.parametrize("version", ["0.19.0", "0.18.1", "0.19", None])
+def test_older_versions_do_not_say_what_are_inputs(tmp_path, version) -> None:
+    write(tmp_path, stack((8, 6), (6, 8)), peft_version=version)
+    refused(tmp_path, "it cannot be told what are inputs")
+
+
+def test_of_a_stack_each_expert_and_part_has_its_own(tmp_path) -> None:
+    """By the scale of its kind, from a model around the text's."""
+    a, b = torch.randn(8, 3), torch.randn(6, 8)
+    experts = "model.language_model.layers.0.mlp.experts"
+    write(
+        tmp_path,
+        {name_of(experts, "A"): a, name_of(experts, "B"): b},
+        alpha_pattern={"down_proj": 5},
+    )
+    pairs = read_pairs(tmp_path)
+    check_fits(pairs, INFO)
+    (stated,) = pairs.values()
+    found = stack_in(INFO, stated)
+    assert found.pair.scale == 2.5
+    modules = of_each_expert(found, LowRank(a, b))
+    assert list(modules) == [f"model.layers.0.moe.experts.{expert}.w2" for expert in range(4)]
+    for expert, own in enumerate(modules.values()):
+        assert torch.equal(own.a, a[2 * expert : 2 * expert + 2])
+        assert torch.equal(own.b, b[:, [expert, 4 + expert]])
+
+
+def test_scales_come_before_the_models_dtype(tmp_path) -> None:
+    tensors = pair()
+    tensors[name_of(Q, "B")][:] = 1.01
+    write(tmp_path, tensors, lora_alpha=6)
+    read = reader_of(torch.bfloat16).read(adapter_at("one", tmp_path, INFO)).pairs[Q]
+    assert torch.equal(read.b, torch.full((10, 2), 1.01 * 3).bfloat16())
+    assert float(read.b[0, 0]) != 3 * float(torch.tensor(1.01).bfloat16())
+
+
+def test_an_embeddings_own_scale_makes_no_infinities() -> None:
+    layer = ScaledVocabParallelEmbedding(9, 48 * 48, CONTEXT)
+    site = EmbeddingSite(layer, EMBEDDING)
+    small, large = (LowRank(ONE, torch.tensor([[x]]).half()) for x in (1000.0, 2000.0))
+    assert float(site.share_of({EMBEDDING: small})[EMBEDDING].b) == 48000
+    with pytest.raises(AdapterError, match="no finite numbers .* own scale of 48"):
+        site.share_of({EMBEDDING: large})
 
 
 def test_missing_pickled_and_broken_files_are_refused(tmp_path) -> None:

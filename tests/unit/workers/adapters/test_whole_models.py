@@ -16,6 +16,7 @@ from workers.adapters.folder import adapter_at
 from workers.config import EngineConfig
 from workers.engine.protocol import GenerateRequest
 from workers.errors import AdapterError, ConfigError
+from workers.loading.expert_load_file import write_expert_loads
 from workers.runner.factory import make_model_runner
 from workers.sampling.params import SamplingParams
 from workers.scheduler.scheduler import Scheduler
@@ -66,7 +67,8 @@ class Case:
                 runner = make_model_runner(config, rank, torch.device("cpu"), lambda *_: None)
             scheduler = Scheduler(runner.scheduler_config(config))
             ref = adapter_at("one", self.adapter, runner.model_info(config).adapters)
-            for name, one in (("0", ref), ("1", None)):
+            # The second row's tokens go to copies of experts, where there are any.
+            for name, one in (("1", None), ("0", ref)):
                 scheduler.submit(GenerateRequest(name, PROMPT, GREEDY, adapter=one))
             tokens = {"0": [], "1": []}
             while scheduler.has_work:
@@ -136,6 +138,14 @@ def test_ranks_cut_and_divide_adapters_as_their_experts(qwen, ep_size) -> None:
     assert found == [qwen.expected] * 2
 
 
+def test_copies_of_busy_experts_have_their_adapters(tmp_path) -> None:
+    case, loads = Case("qwen3_moe", tmp_path, size=0.5, **EXPERTS), tmp_path / "loads.json"
+    write_expert_loads(loads, [[100 - expert for expert in range(8)]])
+    copies = {"num_redundant_experts": 4, "expert_load_file": str(loads)}
+    found = case.tokens_of_ranks(lora_experts=True, ep_size=2, **copies)
+    assert found == [case.expected] * 2
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("ep_size", [1, 2])
 def test_ranks_cut_and_divide_adapters_of_shared_experts(tmp_path, ep_size) -> None:
@@ -168,8 +178,8 @@ def silence(case, expert):
 
 
 def split(folder, block, parts, left_out):
-    """The adapter's tensors of all experts as modules of each. The first expert's gate has a rank
-    more, which adds nothing, and its scale."""
+    """The adapter's tensors of all experts as modules of each. The second expert's gate has a
+    rank more, which adds nothing, and its scale."""
     path = folder / "adapter_model.safetensors"
     tensors, pattern = load_file(path), {}
     for name in [one for one in tensors if one.endswith("lora_A.weight") and ".experts" in one]:
@@ -181,7 +191,7 @@ def split(folder, block, parts, left_out):
             rows = whole.chunk(2) if is_gate_up else [whole]
             for part, out in zip(parts[:2] if is_gate_up else parts[2:], rows, strict=True):
                 module, pair = f"{prefix}.{expert}.{part}", (own, out)
-                if expert == 0 and part == parts[0]:
+                if expert == 1 and part == parts[0]:
                     more = torch.ones_like(own[:1]), torch.zeros_like(out[:, :1])
                     pair = torch.cat([own, more[0]]), torch.cat([out, more[1]], dim=1) * 5 / 4
                     pattern[re.escape(module.removeprefix("base_model.model."))] = 5
