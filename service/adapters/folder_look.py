@@ -11,13 +11,18 @@ from workers.adapters.peft_config import CONFIG_FILE
 from workers.adapters.peft_weights import WEIGHTS_FILE
 
 
+FileLook = tuple[int, int, int, int]
+"""Size in bytes, time of the contents' and of the inode's change in ns, number of the inode: who
+puts a file in place of another may give it the size and the time of that one."""
+
+
 @dataclass(frozen=True, slots=True)
 class SubfolderLook:
-    """folder: where links lead. files: size in bytes and time of change in ns of each, None for one
-    that is missing. trouble: why it could not be looked at, else ""."""
+    """folder: where links lead. files: size in bytes and times of change in ns of each, and which
+    inode it is, None for one that is missing. trouble: why it could not be looked at, else ""."""
 
     folder: str
-    files: tuple[tuple[int, int] | None, ...] = ()
+    files: tuple[FileLook | None, ...] = ()
     trouble: str = ""
 
 
@@ -50,9 +55,9 @@ def look_at_subfolder(folder: Path) -> SubfolderLook | None:
         return SubfolderLook(str(folder), trouble=f"it cannot be looked at: {reason}")
 
 
-def _look_at_file(file: Path) -> tuple[int, int] | None:
+def _look_at_file(file: Path) -> FileLook | None:
     try:
         found = file.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_size, found.st_mtime_ns
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino

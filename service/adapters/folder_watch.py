@@ -66,6 +66,9 @@ class FolderWatch:
                 has_more = await self.turn()
             except ApiError as error:
                 logger.warning("folder of adapters of %s: %s", self._model, error)
+            except Exception:
+                # It looks again: a process that serves does not end with what it watches.
+                logger.exception("folder of adapters of %s", self._model)
             if not has_more:
                 await asyncio.sleep(self._interval_s)
 
@@ -123,8 +126,9 @@ class FolderWatch:
         self._trouble = trouble
 
     def _tell_refused(self, contents: FolderContents) -> None:
-        for name, reason in contents.refused.items():
+        for name, refusal in contents.refused.items():
             self._metrics.on_refusal()
+            reason = "\n".join(filter(None, (refusal.reason, refusal.trace)))
             logger.warning(
                 "engine.lora_folder of %s: %r cannot be served: %s", self._model, name, reason
             )

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from service.adapters.folder_look import look_at_subfolder
 from service.adapters.table import AdapterEntry, AdapterTable
 from service.adapters.unmapped import unmapped_adapter
 from service.errors import ApiError, ApiErrorCode
@@ -137,6 +138,73 @@ async def test_a_bad_subfolder_is_told_once_a_content_and_disturbs_no_other(
     save(ingress.folder / "bad")
     await ingress.turns()
     assert ingress.names == {"good", "bad"}
+
+
+@pytest.mark.asyncio
+async def test_what_nobody_foresaw_is_a_refusal_with_its_trace(ingress, warnings) -> None:
+    save(ingress.folder / "bad")
+    save(ingress.folder / "good")
+    read = ingress.disk.read
+
+    def read_or_fail(name, folder, info):
+        if name == "bad":
+            raise RecursionError("too deep")
+        return read(name, folder, info)
+
+    ingress.watch._reader._read_files = read_or_fail
+    await ingress.turns(4)
+    assert (ingress.names, ingress.metrics.num_refusals) == ({"good"}, 1)
+    (told,) = warnings()
+    assert "'bad' cannot be served: reading it failed: RecursionError: too deep" in told
+    assert "Traceback" in told
+    assert "read_or_fail" in told
+    os.utime(ingress.folder / "bad" / "adapter_config.json", ns=(1, 1))
+    await ingress.turns(4)
+    assert ingress.metrics.num_refusals == len(warnings()) == 2
+
+
+@pytest.mark.asyncio
+async def test_no_error_ends_a_watch(ingress, caplog) -> None:
+    save(ingress.folder / "a")
+    ingress.disk.look_error = ValueError("of no file system")
+    task = asyncio.create_task(ingress.watch.run())
+    while not caplog.records:
+        await asyncio.sleep(0.01)
+    assert caplog.records[0].exc_info[1] is ingress.disk.look_error
+    ingress.disk.look_error = None
+    async with asyncio.timeout(10.0):
+        while not ingress.names:
+            await asyncio.sleep(0.01)
+    task.cancel()
+
+
+@pytest.mark.asyncio
+async def test_a_replacement_of_equal_size_and_time_is_seen(ingress, tmp_path) -> None:
+    for name, value in (("a", 1.0), ("new", 2.0)):
+        save(tmp_path / name, value=value)
+        for file in (tmp_path / name).iterdir():
+            os.utime(file, ns=(1, 1))
+    (tmp_path / "a").rename(ingress.folder / "a")
+    await ingress.turns()
+    first = ingress.find("a")
+    for file in (tmp_path / "new").iterdir():
+        file.rename(ingress.folder / "a" / file.name)
+    await ingress.turns()
+    assert ingress.find("a").key != first.key
+
+
+def test_a_look_tells_files_apart_that_differ_in_nothing_but_when_or_which(tmp_path) -> None:
+    save(tmp_path / "a")
+    config = tmp_path / "a" / "adapter_config.json"
+    first = look_at_subfolder(tmp_path / "a")
+    found = config.stat()
+    config.chmod(0o600)  # changes the inode, not the contents
+    os.utime(config, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert look_at_subfolder(tmp_path / "a") != first
+    size, mtime_ns, ctime_ns, inode = look_at_subfolder(tmp_path / "a").files[0]
+    changed = config.stat()
+    assert (size, mtime_ns) == (found.st_size, found.st_mtime_ns)
+    assert (ctime_ns, inode) == (changed.st_ctime_ns, changed.st_ino)
 
 
 @pytest.mark.asyncio
