@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from service.adapters.paths import UNTELLABLE, is_tellable
 from workers.adapters.peft_config import CONFIG_FILE
 from workers.adapters.peft_weights import WEIGHTS_FILE
-
 
 FileLook = tuple[int, int, int, int]
 """Size in bytes, time of the contents' and of the inode's change in ns, number of the inode: who
@@ -48,7 +48,10 @@ def look_at_subfolder(folder: Path) -> SubfolderLook | None:
         files = (_look_at_file(folder / CONFIG_FILE), _look_at_file(folder / WEIGHTS_FILE))
         if files[0] is None:
             return None
-        return SubfolderLook(str(folder.resolve()), files)
+        found = str(folder.resolve())
+        if not (is_tellable(folder.name) and is_tellable(found)):
+            return SubfolderLook(found, files, UNTELLABLE)
+        return SubfolderLook(found, files)
     except (OSError, RuntimeError) as error:
         # RuntimeError: links that lead in a circle.
         reason = error.strerror if isinstance(error, OSError) else error

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from service.adapters.files import configured_adapters
 from service.adapters.folder_look import look_at_subfolder
 from service.adapters.table import AdapterEntry, AdapterTable
 from service.adapters.unmapped import unmapped_adapter
@@ -15,7 +16,7 @@ from service.errors import ApiError, ApiErrorCode
 from tests.fakes.small_adapters import TAKEN, LocalBoard, save
 from tests.fakes.watching_ingress import CONFIGURED, Ingress
 from workers.adapters.ref import AdapterRef
-from workers.errors import AdapterError
+from workers.errors import AdapterError, ConfigError
 
 
 @pytest.fixture
@@ -320,6 +321,25 @@ async def test_links_lead_to_the_folder_that_engines_read(ingress, tmp_path) -> 
     (ingress.folder / "dangling").symlink_to("nowhere")
     await ingress.turns()
     assert ingress.names == {"a"}
+
+
+@pytest.mark.asyncio
+async def test_names_that_no_message_can_hold_are_refused(ingress, tmp_path, warnings) -> None:
+    odd = tmp_path / os.fsdecode(b"odd\xff")
+    save(odd)
+    (ingress.folder / "linked").symlink_to(odd)
+    save(ingress.folder / odd.name)
+    save(ingress.folder / "good")
+    await ingress.turns(4)
+    assert ingress.names == {"good"}
+    assert ingress.metrics.num_refusals == 2
+    assert all("no UTF-8" in line and line.encode() for line in warnings())
+    with pytest.raises(ApiError, match="no UTF-8"):
+        await ingress.control.load(
+            "tiny", "called", str(ingress.folder / "linked"), "me", in_place=False
+        )
+    with pytest.raises(ConfigError, match="no UTF-8"):
+        configured_adapters({"said": str(ingress.folder / "linked")}, 4)
 
 
 @pytest.mark.asyncio
