@@ -32,12 +32,14 @@ class Refusal:
 class FolderContents:
     """adapters: by name. kept: names of which nothing can be said now, so that what was said before
     holds: being written or removed, of no use, not read yet. refused: why the ones of no use are,
-    each once a content. is_whole: all was read that can be."""
+    each once a content. is_whole: all was read that can be. is_doubted: nothing is there, and it is
+    not known on which file system there was something: perhaps that one has gone."""
 
     adapters: Mapping[str, AdapterRef]
     kept: frozenset[str]
     refused: Mapping[str, Refusal]
     is_whole: bool
+    is_doubted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +65,24 @@ class FolderReader:
         self._look = look
         self._read_files = read
         self._last: FolderLook | None = None
+        self._device: int | None = None
         self._reads: dict[str, _Read] = {}
+
+    @property
+    def device(self) -> int | None:
+        """On which file system adapters were seen last; None: none were."""
+        return self._device
 
     def forget(self) -> None:
         """Begin anew: somebody else watches."""
-        self._last = None
+        self._last = self._device = None
         self._reads = {}
 
-    def read(self, info: AdapterInfo) -> FolderContents | None:
-        """info: of the model. None: the first look. Raises OSError where the folder cannot be
-        read."""
+    def read(self, info: AdapterInfo, device: int | None = None) -> FolderContents | None:
+        """info: of the model. device: on which adapters were seen by who watched before. None: the
+        first look. Raises OSError where the folder cannot be read."""
         last, now = self._last, self._look(self._folder)
-        if last is not None:
-            _check_mounted(last, now)
+        self._device = _device(now, device if self._device is None else self._device)
         self._last = now
         if last is None:
             return None
@@ -100,7 +107,8 @@ class FolderReader:
             if one is not None and isinstance(one.outcome, AdapterRef):
                 adapters[name] = one.outcome
         kept = frozenset(names - adapters.keys())
-        return FolderContents(adapters, kept, refused, len(unread) <= MAX_READS)
+        is_doubted = not names and self._device is None
+        return FolderContents(adapters, kept, refused, len(unread) <= MAX_READS, is_doubted)
 
     def _read_of(self, name: str, look: SubfolderLook, info: AdapterInfo) -> _Read | None:
         """What came of the files as they look now."""
@@ -137,7 +145,11 @@ class FolderReader:
             return Refusal(reason, is_final, traceback.format_exc())
 
 
-def _check_mounted(last: FolderLook, now: FolderLook) -> None:
-    """A place whose file system has gone looks empty. Raises OSError."""
-    if last.subfolders and not now.subfolders and last.device != now.device:
+def _device(now: FolderLook, before: int | None) -> int | None:
+    """On which adapters were seen last. before: that before this look. A place whose file system
+    has gone looks empty: raises OSError."""
+    if now.subfolders:
+        return now.device
+    if before not in (None, now.device):
         raise OSError(errno.ENODEV, "its file system is not mounted")
+    return before

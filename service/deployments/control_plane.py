@@ -18,6 +18,7 @@ import ray
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from service.adapters.lease import FolderClaim, FolderLease
 from service.adapters.table import AdapterEntry, AdapterTable, action_of
 from service.autoscaling.load import DemandReport, ModelLoad, ReplicaLoadReport
 from service.channel.address import ReplicaAddress
@@ -101,9 +102,9 @@ class RegistryActor:
         self._changed.set()
         return table
 
-    async def lease_folder(self, model: str, ingress_id: str, for_s: float) -> bool:
+    async def lease_folder(self, claim: FolderClaim) -> FolderLease:
         """Whether this ingress is to watch a model's folder of adapters now."""
-        return self._registry.folders.take(model, ingress_id, for_s)
+        return self._registry.folders.take(claim)
 
     async def set_folder_adapters(
         self, entries: Sequence[AdapterEntry], known: AdapterTable, by: str

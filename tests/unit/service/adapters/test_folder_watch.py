@@ -10,6 +10,7 @@ import pytest
 
 from service.adapters.files import configured_adapters
 from service.adapters.folder_look import look_at_subfolder
+from service.adapters.lease import FolderLease
 from service.adapters.table import AdapterEntry, AdapterTable
 from service.adapters.unmapped import unmapped_adapter
 from service.errors import ApiError, ApiErrorCode
@@ -292,6 +293,46 @@ async def test_a_folder_that_cannot_be_read_takes_nothing_away(ingress, warnings
     assert ingress.disk.read_names == ["a"]
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.asyncio
+async def test_who_watches_next_unloads_nothing_of_a_file_system_that_is_gone(
+    ingress, warnings, is_known
+) -> None:
+    save(ingress.folder / "a")
+    await ingress.turns()
+    if not is_known:  # another node's
+        ingress.board.device = None
+    heir = Ingress(ingress.folder, ingress.board)
+    await heir.control.take(ingress.board.board.table)
+    shutil.move(ingress.folder / "a", ingress.folder.parent / "a")
+    heir.disk.device = -1
+    await heir.turns(4)
+    assert heir.names == {"a"}
+    (told,) = warnings()
+    assert ("is not mounted" in told, "nobody on this node" in told) == (is_known, not is_known)
+    shutil.move(ingress.folder.parent / "a", ingress.folder / "a")
+    heir.disk.device = None
+    await heir.turns(3)
+    assert heir.names == {"a"}
+    assert "can be read again" in warnings()[1]
+    shutil.rmtree(ingress.folder / "a")
+    await heir.turns()
+    assert (heir.names, len(warnings())) == (set(), 2)
+
+
+@pytest.mark.asyncio
+async def test_who_watches_next_believes_an_empty_folder_of_the_same_file_system(
+    ingress, warnings
+) -> None:
+    save(ingress.folder / "a")
+    await ingress.turns(3)
+    heir = Ingress(ingress.folder, ingress.board)
+    await heir.control.take(ingress.board.board.table)
+    shutil.rmtree(ingress.folder / "a")
+    await heir.turns()
+    assert (heir.names, warnings()) == (set(), [])
+
+
 @pytest.mark.asyncio
 async def test_a_subfolder_that_cannot_be_looked_at_keeps_what_is_served(
     ingress, monkeypatch
@@ -386,10 +427,10 @@ async def test_a_registry_that_does_not_answer_ends_no_watch(ingress, warnings) 
     save(ingress.folder / "a")
     answers = [ApiError(ApiErrorCode.UNAVAILABLE, "the registry does not answer")]
 
-    async def lease_folder(model, for_s):
+    async def lease_folder(model, for_s, device):
         if answers:
             raise answers.pop()
-        return True
+        return FolderLease(has_it=True)
 
     ingress.board.lease_folder = lease_folder
     task = asyncio.create_task(ingress.watch.run())
