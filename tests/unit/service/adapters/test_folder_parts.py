@@ -51,13 +51,23 @@ def test_a_folder_is_a_setting_that_is_judged_at_the_start(tmp_path) -> None:
     (model,) = parse_config({"engine": engine}).served_models()
     assert watched_folder(model.engine.lora_folder) == tmp_path
     assert watched_folder(None) is None
-    models = {name: {"engine": engine} for name in ("a", "b")}
+    (tmp_path / "link").symlink_to(tmp_path)
+    spellings = (
+        str(tmp_path),
+        f"{tmp_path}/",
+        f"{tmp_path}/../{tmp_path.name}",
+        f"{tmp_path}/link",
+    )
+    models = [
+        {"a": {"engine": engine}, "b": {"engine": {**engine, "lora_folder": one}}}
+        for one in spellings
+    ]
     for broken, message in (
         ({"engine": {**engine, "max_loras": 0}}, "lora_folder: .*set max_loras"),
         ({"engine": {**engine, "lora_folder": ""}}, "engine.lora_folder"),
         ({"engine": {**engine, "lora_folder_interval_s": 0}}, "lora_folder_interval_s"),
         ({"engine": {**engine, "lora_folder_interval": 1}}, "no such setting"),
-        ({"models": models}, "different engine.lora_folder"),
+        *(({"models": one}, "different engine.lora_folder") for one in models),
     ):
         with pytest.raises(ConfigError, match=message):
             parse_config(broken)
