@@ -21,8 +21,9 @@ _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 """safetensors' own bound."""
 _FREE_HEADER_BYTES = 1 << 20
-_TENSOR_HEADER_BYTES = 512
-"""PEFT needs some 200. Other threads wait while a header is decoded."""
+"""Also of all that is said beside tensors."""
+_TENSOR_HEADER_BYTES = 256
+"""PEFT needs up to 180. Other threads wait while a header is decoded."""
 _METADATA = "__metadata__"
 _BITS = {
     **dict.fromkeys(("F4",), 4),
@@ -114,7 +115,10 @@ class HeadersInMemory:
 def _tensors(header: bytes) -> dict[str, _Stated]:
     try:
         stated = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-        msgspec.json.decode(stated.get(_METADATA, b"null"), type=dict[str, str] | None)
+        metadata = stated.get(_METADATA, b"null")
+        if len(memoryview(metadata)) > _FREE_HEADER_BYTES:
+            raise AdapterError(f"{WEIGHTS_FILE} cannot be read: its {_METADATA} is too long")
+        msgspec.json.decode(metadata, type=dict[str, str] | None)
         return {
             name: msgspec.json.decode(raw, type=_Stated)
             for name, raw in stated.items()
