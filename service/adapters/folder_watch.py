@@ -92,7 +92,10 @@ class FolderWatch:
 
     async def _say(self, contents: FolderContents) -> None:
         known = self._control.table
-        words = folder_words(self._model, contents, self._control.shelves, known)
+        # In a thread: a folder may have thousands. Shelves change as a whole, tables never.
+        words = await asyncio.to_thread(
+            folder_words, self._model, contents, self._control.shelves, known
+        )
         self._tell_left_out(words.left_out)
         self._tell_trouble(_EMPTY if words.is_doubted else "")
         if words.entries:

@@ -98,7 +98,7 @@ class RegistryActor:
         self, entry: AdapterEntry, known: AdapterTable, action: str, by: str
     ) -> AdapterTable:
         self._audit.record(action, by)
-        table = self._registry.set_adapter(entry, known)
+        table = self._registry.set_adapters([entry], known)
         self._changed.set()
         return table
 
@@ -111,10 +111,11 @@ class RegistryActor:
     ) -> AdapterTable:
         """What a watched folder has to say. Names of which another one has said something
         since are passed over: the ingress decides anew, by the table that it gets."""
-        for entry in entries:
-            if self._registry.knows_adapter(entry.name, known):
-                self._audit.record(action_of(entry), by)
-                self._registry.set_adapter(entry, known)
+        news = self._registry.adapter_news(entries, known)
+        for entry in news:
+            self._audit.record(action_of(entry), by)
+        if news:
+            self._registry.set_adapters(news, known)
         self._changed.set()
         return self._registry.adapters
 

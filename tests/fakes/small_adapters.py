@@ -38,7 +38,7 @@ class LocalBoard:
 
     async def set(self, entry, known, action, by):
         self.actions.append(action)
-        return self.board.set(entry, known)
+        return self.board.set([entry], known)
 
     async def restore(self, table):
         self.board.restore(table)
@@ -51,9 +51,6 @@ class LocalBoard:
         return FolderLease(self.is_holder, self.device)
 
     async def set_from_folder(self, model, entries, known):
-        self.board.restore(known)
-        for entry in entries:
-            if self.board.is_known(entry.name, known):
-                self.actions.append(action_of(entry))
-                self.board.set(entry, known)
-        return self.board.table
+        news = self.board.news(entries, known)
+        self.actions += map(action_of, news)
+        return self.board.set(news, known) if news else self.board.table

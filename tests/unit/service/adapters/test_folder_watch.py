@@ -10,6 +10,7 @@ import pytest
 
 from service.adapters.files import configured_adapters
 from service.adapters.folder_look import look_at_subfolder
+from service.adapters.folder_words import folder_words
 from service.adapters.lease import FolderLease
 from service.adapters.table import AdapterEntry, AdapterTable
 from service.adapters.unmapped import unmapped_adapter
@@ -65,6 +66,22 @@ async def test_adapters_come_change_and_go_with_their_subfolders(ingress) -> Non
         "unload_lora_adapter sql",
     ]
     assert [one.name for one in ingress.board.board.table.entries] == ["code"]
+
+
+@pytest.mark.asyncio
+async def test_names_are_judged_beside_the_event_loop(ingress, monkeypatch) -> None:
+    threads = set()
+
+    def judge(*args):
+        threads.add(threading.get_ident())
+        return folder_words(*args)
+
+    monkeypatch.setattr("service.adapters.folder_watch.folder_words", judge)
+    save(ingress.folder / "a")
+    await ingress.turns()
+    assert ingress.names == {"a"}
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.asyncio
@@ -405,7 +422,7 @@ async def test_a_call_that_comes_between_wins(ingress, tmp_path) -> None:
     save(ingress.folder / "a")
     own = AdapterRef("a", "/own", "own")
     await ingress.turns(1)
-    ingress.board.board.set(AdapterEntry("other", "a", own), AdapterTable())
+    ingress.board.board.set([AdapterEntry("other", "a", own)], AdapterTable())
     await ingress.turns(3)
     assert ingress.names == set()
     assert ingress.board.actions == []
@@ -446,7 +463,7 @@ async def test_a_name_that_the_configuration_has_now_is_no_line_of_the_table(ing
     save(ingress.folder / "fixed")
     adapter = unmapped_adapter("fixed", ingress.folder / "fixed", TAKEN)
     said = AdapterEntry("tiny", "fixed", adapter, folder_key=adapter.key)
-    await ingress.control.take(ingress.board.board.set(said, AdapterTable()))
+    await ingress.control.take(ingress.board.board.set([said], AdapterTable()))
     await ingress.turns()
     assert ingress.board.board.table.entries == ()
     assert ingress.find("fixed") == CONFIGURED
