@@ -62,8 +62,9 @@ async def test_no_error_ends_a_watch(ingress, caplog) -> None:
     save(ingress.folder / "a")
     ingress.disk.look_error = ValueError("of no file system")
     task = asyncio.create_task(ingress.watch.run())
-    while not caplog.records:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(10.0):
+        while not caplog.records:
+            await asyncio.sleep(0.01)
     assert caplog.records[0].exc_info[1] is ingress.disk.look_error
     ingress.disk.look_error = None
     async with asyncio.timeout(10.0):
