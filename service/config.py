@@ -4,6 +4,7 @@ YAML file, environment and command line meet here and nowhere else; the command 
 environment, which wins over the file. Unknown keys are errors wherever they come from.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -263,7 +264,8 @@ class ServeConfig(FrozenSettings):
         names += [name for one in served for name in one.engine.lora]
         if len(set(names)) < len(names):
             raise ValueError("models and adapters (engine.lora) must have different names")
-        folders = [one.engine.lora_folder for one in served if one.engine.lora_folder is not None]
+        stated = [one.engine.lora_folder for one in served if one.engine.lora_folder is not None]
+        folders = [os.path.realpath(os.path.expanduser(one)) for one in stated]
         if len(set(folders)) < len(folders):
             raise ValueError("models must have different engine.lora_folder")
         deployments = [model.deployment for model in served]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from service.adapters.paths import UNTELLABLE, is_tellable
 from service.adapters.shelf import AdapterShelf
 from service.adapters.table import AdapterEntry, AdapterTable
 from service.errors import ApiError, ApiErrorCode
@@ -93,6 +94,8 @@ class AdapterControl:
             raise _invalid(
                 f"the adapter {name!r} cannot be served: {error}", "lora_path"
             ) from error
+        if not is_tellable(adapter.folder):
+            raise _invalid(f"the adapter {name!r} cannot be served: {UNTELLABLE}", "lora_path")
         await self._set(AdapterEntry(shelf.model, name, adapter), f"load_lora_adapter {name}", by)
 
     async def unload(self, model: str, name: str, by: str) -> None:

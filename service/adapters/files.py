@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from service.adapters.paths import UNTELLABLE, is_tellable
 from workers.adapters.folder import absolute, content_key
 from workers.adapters.peft_weights import check_ranks, read_pairs
 from workers.adapters.ref import AdapterRef
@@ -36,6 +37,8 @@ def watched_folder(stated: str | None) -> Path | None:
 def _adapter(name: str, stated: str, max_rank: int) -> AdapterRef:
     try:
         folder = absolute(Path(stated))
+        if not is_tellable(str(folder)):
+            raise AdapterError(UNTELLABLE)
         check_ranks(read_pairs(folder), max_rank)
         return AdapterRef(name, str(folder), content_key(folder))
     except AdapterError as error:

@@ -3,8 +3,9 @@ ingress; runs in a thread, as it reads files.
 """
 
 import errno
+import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from service.adapters.control import ReadAdapter
@@ -18,25 +19,36 @@ MAX_READS = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a subfolder is of no use. is_final: reading the same files again brings nothing else.
+    trace: of what nobody foresaw, else ""."""
+
+    reason: str
+    is_final: bool
+    trace: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class FolderContents:
     """adapters: by name. kept: names of which nothing can be said now, so that what was said before
     holds: being written or removed, of no use, not read yet. refused: why the ones of no use are,
-    each once a content. is_whole: all was read that can be."""
+    each once a content. is_whole: all was read that can be. is_doubted: nothing is there, and it is
+    not known on which file system there was something: perhaps that one has gone."""
 
     adapters: Mapping[str, AdapterRef]
     kept: frozenset[str]
-    refused: Mapping[str, str]
+    refused: Mapping[str, Refusal]
     is_whole: bool
+    is_doubted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What came of files that looked so. is_final: reading them again brings nothing else."""
+    """What came of files that looked so."""
 
     look: SubfolderLook
     info: AdapterInfo
-    outcome: AdapterRef | str
-    is_final: bool
+    outcome: AdapterRef | Refusal
 
 
 class FolderReader:
@@ -53,19 +65,24 @@ class FolderReader:
         self._look = look
         self._read_files = read
         self._last: FolderLook | None = None
+        self._device: int | None = None
         self._reads: dict[str, _Read] = {}
+
+    @property
+    def device(self) -> int | None:
+        """On which file system adapters were seen last; None: none were."""
+        return self._device
 
     def forget(self) -> None:
         """Begin anew: somebody else watches."""
-        self._last = None
+        self._last = self._device = None
         self._reads = {}
 
-    def read(self, info: AdapterInfo) -> FolderContents | None:
-        """info: of the model. None: the first look. Raises OSError where the folder cannot be
-        read."""
+    def read(self, info: AdapterInfo, device: int | None = None) -> FolderContents | None:
+        """info: of the model. device: on which adapters were seen by who watched before. None: the
+        first look. Raises OSError where the folder cannot be read."""
         last, now = self._last, self._look(self._folder)
-        if last is not None:
-            _check_mounted(last, now)
+        self._device = _device(now, device if self._device is None else self._device)
         self._last = now
         if last is None:
             return None
@@ -78,19 +95,20 @@ class FolderReader:
         self, names: set[str], steady: Mapping[str, SubfolderLook], info: AdapterInfo
     ) -> FolderContents:
         adapters: dict[str, AdapterRef] = {}
-        refused: dict[str, str] = {}
+        refused: dict[str, Refusal] = {}
         unread = [name for name, look in steady.items() if self._read_of(name, look, info) is None]
         failed = [name for name in steady if self._has_failed(name, steady[name], info)]
         for name in (*unread[:MAX_READS], *failed):
-            reason = self._read(name, steady[name], info)
-            if reason is not None:
-                refused[name] = reason
+            refusal = self._read(name, steady[name], info)
+            if refusal is not None:
+                refused[name] = refusal
         for name, look in steady.items():
             one = self._read_of(name, look, info)
             if one is not None and isinstance(one.outcome, AdapterRef):
                 adapters[name] = one.outcome
         kept = frozenset(names - adapters.keys())
-        return FolderContents(adapters, kept, refused, len(unread) <= MAX_READS)
+        is_doubted = not names and self._device is None
+        return FolderContents(adapters, kept, refused, len(unread) <= MAX_READS, is_doubted)
 
     def _read_of(self, name: str, look: SubfolderLook, info: AdapterInfo) -> _Read | None:
         """What came of the files as they look now."""
@@ -100,32 +118,38 @@ class FolderReader:
     def _has_failed(self, name: str, look: SubfolderLook, info: AdapterInfo) -> bool:
         """In a way that may pass."""
         one = self._read_of(name, look, info)
-        return one is not None and not one.is_final
+        return one is not None and isinstance(one.outcome, Refusal) and not one.outcome.is_final
 
-    def _read(self, name: str, look: SubfolderLook, info: AdapterInfo) -> str | None:
+    def _read(self, name: str, look: SubfolderLook, info: AdapterInfo) -> Refusal | None:
         """Why it is of no use, if that is new."""
         before = self._reads.get(name)
-        outcome, is_final = self._outcome(name, look, info)
+        outcome = self._outcome(name, look, info)
         if look_at_subfolder(self._folder / name) != look:
             return None  # written to meanwhile
-        self._reads[name] = now = _Read(look, info, outcome, is_final)
+        self._reads[name] = now = _Read(look, info, outcome)
         if isinstance(outcome, AdapterRef) or now == before:
             return None
         return outcome
 
-    def _outcome(
-        self, name: str, look: SubfolderLook, info: AdapterInfo
-    ) -> tuple[AdapterRef | str, bool]:
+    def _outcome(self, name: str, look: SubfolderLook, info: AdapterInfo) -> AdapterRef | Refusal:
         if look.trouble:
-            return look.trouble, False
+            return Refusal(look.trouble, is_final=False)
         try:
-            return self._read_files(name, Path(look.folder), info), True
+            return self._read_files(name, Path(look.folder), info)
         except AdapterError as error:
             # A file system's trouble passes, contents do not.
-            return str(error), not isinstance(error.__cause__, OSError)
+            return Refusal(str(error), not isinstance(error.__cause__, OSError))
+        except Exception as error:  # noqa: BLE001 - others write these files: none may end a watch
+            reason = f"reading it failed: {type(error).__name__}: {error}"
+            is_final = not isinstance(error, OSError | MemoryError)
+            return Refusal(reason, is_final, traceback.format_exc())
 
 
-def _check_mounted(last: FolderLook, now: FolderLook) -> None:
-    """A place whose file system has gone looks empty. Raises OSError."""
-    if last.subfolders and not now.subfolders and last.device != now.device:
+def _device(now: FolderLook, before: int | None) -> int | None:
+    """On which adapters were seen last. before: that before this look. A place whose file system
+    has gone looks empty: raises OSError."""
+    if now.subfolders:
+        return now.device
+    if before not in (None, now.device):
         raise OSError(errno.ENODEV, "its file system is not mounted")
+    return before

@@ -13,10 +13,12 @@ from workers.adapters.ref import AdapterRef
 
 @dataclass(frozen=True, slots=True)
 class FolderWords:
-    """entries: that the table lacks. left_out: why, by names that somebody else has."""
+    """entries: that the table lacks. left_out: why, by names that somebody else has. is_doubted:
+    adapters are served that are not there, of a folder of which that may not be believed."""
 
     entries: tuple[AdapterEntry, ...]
     left_out: Mapping[str, str]
+    is_doubted: bool = False
 
 
 def folder_words(
@@ -35,12 +37,14 @@ def folder_words(
         elif not _is_said(table.find(model, name), adapter):
             entries.append(AdapterEntry(model, name, adapter, folder_key=adapter.key))
     there = (contents.adapters.keys() | contents.kept) - left_out.keys()
-    entries += [
+    gone = [
         AdapterEntry(model, one.name, None)
         for one in table.entries
         if one.model == model and one.folder_key and one.name not in there
     ]
-    return FolderWords(tuple(entries), left_out)
+    if contents.is_doubted:
+        return FolderWords(tuple(entries), left_out, is_doubted=bool(gone))
+    return FolderWords((*entries, *gone), left_out)
 
 
 def _is_said(entry: AdapterEntry | None, adapter: AdapterRef) -> bool:

@@ -3,8 +3,9 @@ ingresses. Knows no folder and no Ray.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from workers.adapters.ref import AdapterRef
 
@@ -29,7 +30,7 @@ def action_of(entry: AdapterEntry) -> str:
     return f"{verb}_lora_adapter {entry.name}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AdapterTable:
     """Of two tables the one of the higher version counts. entries: one for each model and name.
     Names that come and go leave nothing behind."""
@@ -37,18 +38,36 @@ class AdapterTable:
     version: int = 0
     entries: tuple[AdapterEntry, ...] = ()
 
+    def __reduce__(self) -> tuple[type["AdapterTable"], tuple[int, tuple[AdapterEntry, ...]]]:
+        """Without what is derived of the entries: tables go to other processes."""
+        return AdapterTable, (self.version, self.entries)
+
+    @cached_property
+    def _by_model_and_name(self) -> Mapping[tuple[str, str], AdapterEntry]:
+        return {(one.model, one.name): one for one in self.entries}
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, frozenset[AdapterEntry]]:
+        found: dict[str, list[AdapterEntry]] = {}
+        for one in self.entries:
+            found.setdefault(one.name, []).append(one)
+        return {name: frozenset(entries) for name, entries in found.items()}
+
     def find(self, model: str, name: str) -> AdapterEntry | None:
-        found = (one for one in self.entries if (one.model, one.name) == (model, name))
-        return next(found, None)
+        return self._by_model_and_name.get((model, name))
 
     def of_name(self, name: str) -> frozenset[AdapterEntry]:
         """Of all models."""
-        return frozenset(one for one in self.entries if one.name == name)
+        return self._by_name.get(name, frozenset())
 
-    def with_entry(self, entry: AdapterEntry, version: int) -> "AdapterTable":
-        others = [one for one in self.entries if (one.model, one.name) != (entry.model, entry.name)]
-        is_needed = entry.adapter is not None or entry.is_configured or bool(entry.folder_key)
-        return AdapterTable(version, (*others, entry) if is_needed else tuple(others))
+    def with_entries(self, entries: Sequence[AdapterEntry], version: int) -> "AdapterTable":
+        """entries: one for each model and name."""
+        said = {(one.model, one.name) for one in entries}
+        others = (one for one in self.entries if (one.model, one.name) not in said)
+        needed = (
+            one for one in entries if one.adapter is not None or one.is_configured or one.folder_key
+        )
+        return AdapterTable(version, (*others, *needed))
 
 
 class AdapterBoard:
@@ -58,17 +77,22 @@ class AdapterBoard:
         self.table = AdapterTable()
         self._clock_ns = clock_ns
 
-    def set(self, entry: AdapterEntry, known: AdapterTable) -> AdapterTable:
-        """known: what the caller was told last. A board that has lost its memory would otherwise
-        make all others forget it, too."""
+    def set(self, entries: Sequence[AdapterEntry], known: AdapterTable) -> AdapterTable:
+        """entries: one for each model and name. known: what the caller was told last. A board that
+        has lost its memory would otherwise make all others forget it, too."""
         self.restore(known)
         version = max(self.table.version + 1, self._clock_ns())
-        self.table = self.table.with_entry(entry, version)
+        self.table = self.table.with_entries(entries, version)
         return self.table
 
-    def is_known(self, name: str, known: AdapterTable) -> bool:
-        """Whether whoever was told `known` last knows the last word on a name, of every model."""
-        return self.table.of_name(name) == known.of_name(name)
+    def news(
+        self, entries: Sequence[AdapterEntry], known: AdapterTable
+    ) -> tuple[AdapterEntry, ...]:
+        """Those of whose names whoever was told `known` last knows the last word, of every
+        model."""
+        self.restore(known)
+        of_name = self.table.of_name
+        return tuple(one for one in entries if of_name(one.name) == known.of_name(one.name))
 
     def restore(self, table: AdapterTable) -> bool:
         """Whether it is newer than what was known."""

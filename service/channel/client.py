@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from service.channel.address import ReplicaAddress
 from service.channel.errors import AuthenticationError, ChannelError
 from service.channel.framing import LENGTH_BYTES, FrameWriter, read_frame
@@ -35,6 +37,8 @@ from workers.engine.rest import SleepOrder
 logger = logging.getLogger(__name__)
 
 READ_BUFFER_BYTES = 1 << 20
+_UNENCODABLE = ValueError, TypeError, OverflowError, msgspec.MsgspecError
+"""What msgspec raises for values that msgpack has no bytes for: text that is no Unicode is one."""
 
 
 class OutputSink(Protocol):
@@ -48,6 +52,9 @@ class OutputSink(Protocol):
 
     def refuse(self) -> None:
         """The request exceeds the channel's frame limit and was not sent."""
+
+    def drop(self) -> None:
+        """The request cannot be encoded and was not sent."""
 
 
 class ReplicaLink:
@@ -148,17 +155,32 @@ class ReplicaLink:
             self._schedule_flush()
 
     def _send_submit(self, requests: list[GenerateRequest]) -> None:
-        body = encode(Submit(self._outgoing.sequence, requests))
+        try:
+            body = encode(Submit(self._outgoing.sequence, requests))
+        except _UNENCODABLE as error:
+            if not self._send_halves(requests):
+                self._drop(requests[0], error)
+            return
         if len(body) + LENGTH_BYTES <= self._settings.max_frame_bytes:
             self._write(body)
-        elif len(requests) > 1:
-            middle = len(requests) // 2
-            self._send_submit(requests[:middle])
-            self._send_submit(requests[middle:])
-        else:
+        elif not self._send_halves(requests):
             sink = self._sinks.pop(requests[0].request_id, None)
             if sink is not None:
                 sink.refuse()
+
+    def _send_halves(self, requests: list[GenerateRequest]) -> bool:
+        """Whether there are any: what is wrong with one request is no other's."""
+        middle = len(requests) // 2
+        if middle:
+            self._send_submit(requests[:middle])
+            self._send_submit(requests[middle:])
+        return middle > 0
+
+    def _drop(self, request: GenerateRequest, error: Exception) -> None:
+        logger.error("request %r cannot be encoded", request.request_id, exc_info=error)
+        sink = self._sinks.pop(request.request_id, None)
+        if sink is not None:
+            sink.drop()
 
     def _send(self, message: IngressMessage) -> None:
         self._write(encode(message))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import ray
 
+from service.adapters.lease import FolderClaim, FolderLease
 from service.adapters.table import AdapterEntry, AdapterTable
 from service.deployments.control_plane import ActorHandle
 from service.errors import ApiError, ApiErrorCode
@@ -12,9 +13,10 @@ from service.errors import ApiError, ApiErrorCode
 class RemoteAdapterBoard:
     """An AdapterBoardClient and a FolderBoardClient."""
 
-    def __init__(self, registry: ActorHandle, ingress_id: str) -> None:
+    def __init__(self, registry: ActorHandle, ingress_id: str, node_id: str) -> None:
         self._registry = registry
         self._ingress_id = ingress_id
+        self._node_id = node_id
 
     async def set(
         self, entry: AdapterEntry, known: AdapterTable, action: str, by: str
@@ -34,12 +36,13 @@ class RemoteAdapterBoard:
         except ray.exceptions.RayError as error:
             raise ApiError(ApiErrorCode.UNAVAILABLE, "the registry does not answer") from error
 
-    async def lease_folder(self, model: str, for_s: float) -> bool:
+    async def lease_folder(self, model: str, for_s: float, device: int | None) -> FolderLease:
+        claim = FolderClaim(model, self._ingress_id, self._node_id, for_s, device)
         try:
-            has_it: bool = await self._registry.lease_folder.remote(model, self._ingress_id, for_s)
+            lease: FolderLease = await self._registry.lease_folder.remote(claim)
         except ray.exceptions.RayError as error:
             raise ApiError(ApiErrorCode.UNAVAILABLE, "the registry does not answer") from error
-        return has_it
+        return lease
 
     async def set_from_folder(
         self, model: str, entries: Sequence[AdapterEntry], known: AdapterTable

@@ -18,6 +18,7 @@ import ray
 from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from service.adapters.lease import FolderClaim, FolderLease
 from service.adapters.table import AdapterEntry, AdapterTable, action_of
 from service.autoscaling.load import DemandReport, ModelLoad, ReplicaLoadReport
 from service.channel.address import ReplicaAddress
@@ -97,23 +98,24 @@ class RegistryActor:
         self, entry: AdapterEntry, known: AdapterTable, action: str, by: str
     ) -> AdapterTable:
         self._audit.record(action, by)
-        table = self._registry.set_adapter(entry, known)
+        table = self._registry.set_adapters([entry], known)
         self._changed.set()
         return table
 
-    async def lease_folder(self, model: str, ingress_id: str, for_s: float) -> bool:
+    async def lease_folder(self, claim: FolderClaim) -> FolderLease:
         """Whether this ingress is to watch a model's folder of adapters now."""
-        return self._registry.folders.take(model, ingress_id, for_s)
+        return self._registry.folders.take(claim)
 
     async def set_folder_adapters(
         self, entries: Sequence[AdapterEntry], known: AdapterTable, by: str
     ) -> AdapterTable:
         """What a watched folder has to say. Names of which another one has said something
         since are passed over: the ingress decides anew, by the table that it gets."""
-        for entry in entries:
-            if self._registry.knows_adapter(entry.name, known):
-                self._audit.record(action_of(entry), by)
-                self._registry.set_adapter(entry, known)
+        news = self._registry.adapter_news(entries, known)
+        for entry in news:
+            self._audit.record(action_of(entry), by)
+        if news:
+            self._registry.set_adapters(news, known)
         self._changed.set()
         return self._registry.adapters
 

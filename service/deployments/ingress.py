@@ -89,7 +89,7 @@ class IngressService:
             for model, admission in zip(models, self._admission.models, strict=True)
         ]
         self._served: list[ServedModel] = []
-        self._board = RemoteAdapterBoard(registry, ingress_id)
+        self._board = RemoteAdapterBoard(registry, ingress_id, node_id)
         self._adapters = self._adapter_control()
         self._is_ready = Readiness(self._models)
         self._observer: RequestObserver = SILENT

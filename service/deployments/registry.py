@@ -5,7 +5,7 @@ announcers would not tell a successor within a second. Knows no Ray and no socke
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from service.adapters.lease import FolderLeases
@@ -123,15 +123,17 @@ class ReplicaRegistry:
     def report_ingress(self, report: IngressReport) -> None:
         self._ingresses[report.ingress_id] = (self._clock(), report)
 
-    def set_adapter(self, entry: AdapterEntry, known: AdapterTable) -> AdapterTable:
+    def set_adapters(self, entries: Sequence[AdapterEntry], known: AdapterTable) -> AdapterTable:
         """known: what the ingress that asks was told last."""
         self._version += 1
-        return self._adapters.set(entry, known)
+        return self._adapters.set(entries, known)
 
-    def knows_adapter(self, name: str, known: AdapterTable) -> bool:
-        """Whether an ingress that was told `known` last knows the last word on a name."""
+    def adapter_news(
+        self, entries: Sequence[AdapterEntry], known: AdapterTable
+    ) -> tuple[AdapterEntry, ...]:
+        """Those of whose names an ingress that was told `known` last knows the last word."""
         self.restore_adapters(known)
-        return self._adapters.is_known(name, known)
+        return self._adapters.news(entries, known)
 
     @property
     def adapters(self) -> AdapterTable:

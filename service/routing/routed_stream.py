@@ -197,6 +197,9 @@ class RoutedStream:
         message = "the request is too large to be sent to a replica"
         self._end(ApiError(ApiErrorCode.PAYLOAD_TOO_LARGE, message), None)
 
+    def drop(self) -> None:
+        self.fail(ApiError(ApiErrorCode.INTERNAL, "the request cannot be sent to a replica"))
+
     @property
     def is_ended(self) -> bool:
         return self._is_ended

@@ -5,6 +5,7 @@ import json
 import torch
 from safetensors.torch import save_file
 
+from service.adapters.lease import FolderLease
 from service.adapters.table import AdapterBoard, action_of
 from workers.adapters.ref import AdapterInfo
 
@@ -27,16 +28,17 @@ def save(folder, rank=2, value=1.0):
 
 class LocalBoard:
     """The registry's board in this process. actions: what the audit log has. is_holder: of
-    the lease of every folder."""
+    the lease of every folder. device: on which adapters were seen last."""
 
     def __init__(self):
         self.board = AdapterBoard()
         self.actions = []
         self.is_holder = True
+        self.device = None
 
     async def set(self, entry, known, action, by):
         self.actions.append(action)
-        return self.board.set(entry, known)
+        return self.board.set([entry], known)
 
     async def restore(self, table):
         self.board.restore(table)
@@ -44,13 +46,11 @@ class LocalBoard:
     async def audit(self, action, by):
         self.actions.append(action)
 
-    async def lease_folder(self, model, for_s):
-        return self.is_holder
+    async def lease_folder(self, model, for_s, device):
+        self.device = self.device if device is None else device
+        return FolderLease(self.is_holder, self.device)
 
     async def set_from_folder(self, model, entries, known):
-        self.board.restore(known)
-        for entry in entries:
-            if self.board.is_known(entry.name, known):
-                self.actions.append(action_of(entry))
-                self.board.set(entry, known)
-        return self.board.table
+        news = self.board.news(entries, known)
+        self.actions += map(action_of, news)
+        return self.board.set(news, known) if news else self.board.table

@@ -289,9 +289,9 @@ async def test_adapters_that_came_and_went_are_no_entries_for_good(served, tmp_p
 
 def test_the_newer_word_on_a_name_counts() -> None:
     board, ref = AdapterBoard(lambda: 7), AdapterRef("a", "/a", "k")
-    first = board.set(AdapterEntry("m", "a", ref), AdapterTable())
+    first = board.set([AdapterEntry("m", "a", ref)], AdapterTable())
     gone = AdapterEntry("m", "a", None, is_configured=True)
-    second = board.set(gone, AdapterTable())
+    second = board.set([gone], AdapterTable())
     assert second.version > first.version
     assert second.entries == (gone,)
     assert not board.restore(first)

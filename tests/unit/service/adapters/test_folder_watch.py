@@ -1,32 +1,19 @@
 """A watched folder of adapters: what is put there is served, what is taken away is not."""
 
-import asyncio
-import logging
 import os
 import shutil
 import threading
 
 import pytest
 
+from service.adapters.folder_look import look_at_subfolder
+from service.adapters.folder_words import folder_words
 from service.adapters.table import AdapterEntry, AdapterTable
 from service.adapters.unmapped import unmapped_adapter
 from service.errors import ApiError, ApiErrorCode
-from tests.fakes.small_adapters import TAKEN, LocalBoard, save
+from tests.fakes.small_adapters import TAKEN, save
 from tests.fakes.watching_ingress import CONFIGURED, Ingress
 from workers.adapters.ref import AdapterRef
-from workers.errors import AdapterError
-
-
-@pytest.fixture
-def ingress(tmp_path):
-    (tmp_path / "adapters").mkdir()
-    return Ingress(tmp_path / "adapters", LocalBoard())
-
-
-@pytest.fixture
-def warnings(caplog):
-    caplog.set_level(logging.INFO, "service.adapters.folder_watch")
-    return lambda: [record.getMessage() for record in caplog.records]
 
 
 @pytest.mark.asyncio
@@ -62,6 +49,22 @@ async def test_adapters_come_change_and_go_with_their_subfolders(ingress) -> Non
         "unload_lora_adapter sql",
     ]
     assert [one.name for one in ingress.board.board.table.entries] == ["code"]
+
+
+@pytest.mark.asyncio
+async def test_names_are_judged_beside_the_event_loop(ingress, monkeypatch) -> None:
+    threads = set()
+
+    def judge(*args):
+        threads.add(threading.get_ident())
+        return folder_words(*args)
+
+    monkeypatch.setattr("service.adapters.folder_watch.folder_words", judge)
+    save(ingress.folder / "a")
+    await ingress.turns()
+    assert ingress.names == {"a"}
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.asyncio
@@ -120,36 +123,32 @@ async def test_files_that_change_while_they_are_read_are_not_taken(ingress) -> N
 
 
 @pytest.mark.asyncio
-async def test_a_bad_subfolder_is_told_once_a_content_and_disturbs_no_other(
-    ingress, warnings
-) -> None:
-    save(ingress.folder / "bad", rank=8)
-    save(ingress.folder / "good")
-    await ingress.turns(4)
-    assert ingress.names == {"good"}
-    assert ingress.metrics.num_refusals == 1
-    (told,) = warnings()
-    assert "'bad' cannot be served" in told
-    assert "has rank 8, max_lora_rank is 4" in told
-    (ingress.folder / "bad" / "adapter_config.json").write_text("{")
-    await ingress.turns(3)
-    assert ingress.metrics.num_refusals == 2
-    save(ingress.folder / "bad")
+async def test_a_replacement_of_equal_size_and_time_is_seen(ingress, tmp_path) -> None:
+    for name, value in (("a", 1.0), ("new", 2.0)):
+        save(tmp_path / name, value=value)
+        for file in (tmp_path / name).iterdir():
+            os.utime(file, ns=(1, 1))
+    (tmp_path / "a").rename(ingress.folder / "a")
     await ingress.turns()
-    assert ingress.names == {"good", "bad"}
+    first = ingress.find("a")
+    for file in (tmp_path / "new").iterdir():
+        file.rename(ingress.folder / "a" / file.name)
+    await ingress.turns()
+    assert ingress.find("a").key != first.key
 
 
-@pytest.mark.asyncio
-async def test_trouble_of_the_file_system_is_tried_again_and_told_once(ingress, warnings) -> None:
-    save(ingress.folder / "a")
-    ingress.disk.read_error = AdapterError("adapter_model.safetensors cannot be read: I/O error")
-    ingress.disk.read_error.__cause__ = OSError(5, "I/O error")
-    await ingress.turns(4)
-    assert (ingress.names, ingress.metrics.num_refusals) == (set(), 1)
-    assert len(warnings()) == 1
-    ingress.disk.read_error = None
-    await ingress.turns(1)
-    assert ingress.names == {"a"}
+def test_a_look_tells_files_apart_that_differ_in_nothing_but_when_or_which(tmp_path) -> None:
+    save(tmp_path / "a")
+    config = tmp_path / "a" / "adapter_config.json"
+    first = look_at_subfolder(tmp_path / "a")
+    found = config.stat()
+    config.chmod(0o600)  # changes the inode, not the contents
+    os.utime(config, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert look_at_subfolder(tmp_path / "a") != first
+    size, mtime_ns, ctime_ns, inode = look_at_subfolder(tmp_path / "a").files[0]
+    changed = config.stat()
+    assert (size, mtime_ns) == (found.st_size, found.st_mtime_ns)
+    assert (ctime_ns, inode) == (changed.st_ctime_ns, changed.st_ino)
 
 
 @pytest.mark.asyncio
@@ -201,45 +200,6 @@ async def test_what_a_call_unloads_stays_so_until_its_files_change(ingress) -> N
 
 
 @pytest.mark.asyncio
-async def test_a_folder_that_cannot_be_read_takes_nothing_away(ingress, warnings) -> None:
-    save(ingress.folder / "a")
-    await ingress.turns()
-    ingress.disk.look_error = OSError(116, "Stale file handle")
-    await ingress.turns(3)
-    assert ingress.names == {"a"}
-    ingress.disk.look_error = None
-    shutil.move(ingress.folder / "a", ingress.folder.parent / "a")
-    ingress.disk.device = -1  # not mounted: another file system, and empty
-    await ingress.turns(3)
-    assert ingress.names == {"a"}
-    shutil.move(ingress.folder.parent / "a", ingress.folder / "a")
-    await ingress.turns(3)
-    assert ingress.names == {"a"}
-    assert [line.rpartition(": ")[2] for line in warnings()] == [
-        "Stale file handle",
-        "its file system is not mounted",
-        "engine.lora_folder of tiny can be read again",
-    ]
-    assert ingress.disk.read_names == ["a"]
-
-
-@pytest.mark.asyncio
-async def test_a_subfolder_that_cannot_be_looked_at_keeps_what_is_served(
-    ingress, monkeypatch
-) -> None:
-    save(ingress.folder / "a")
-    await ingress.turns()
-
-    def fail(file):
-        raise PermissionError(13, "Permission denied")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("service.adapters.folder_look._look_at_file", fail)
-        await ingress.turns(3)
-    assert (ingress.names, ingress.metrics.num_refusals) == ({"a"}, 1)
-
-
-@pytest.mark.asyncio
 async def test_links_lead_to_the_folder_that_engines_read(ingress, tmp_path) -> None:
     for version, value in (("v1", 1.0), ("v2", 2.0)):
         save(tmp_path / version, value=value)
@@ -276,7 +236,7 @@ async def test_a_call_that_comes_between_wins(ingress, tmp_path) -> None:
     save(ingress.folder / "a")
     own = AdapterRef("a", "/own", "own")
     await ingress.turns(1)
-    ingress.board.board.set(AdapterEntry("other", "a", own), AdapterTable())
+    ingress.board.board.set([AdapterEntry("other", "a", own)], AdapterTable())
     await ingress.turns(3)
     assert ingress.names == set()
     assert ingress.board.actions == []
@@ -294,30 +254,12 @@ async def test_before_a_replica_was_seen_nothing_is_judged(ingress) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_registry_that_does_not_answer_ends_no_watch(ingress, warnings) -> None:
-    save(ingress.folder / "a")
-    answers = [ApiError(ApiErrorCode.UNAVAILABLE, "the registry does not answer")]
-
-    async def lease_folder(model, for_s):
-        if answers:
-            raise answers.pop()
-        return True
-
-    ingress.board.lease_folder = lease_folder
-    task = asyncio.create_task(ingress.watch.run())
-    while not ingress.names:
-        await asyncio.sleep(0.01)
-    task.cancel()
-    assert "the registry does not answer" in warnings()[0]
-
-
-@pytest.mark.asyncio
 async def test_a_name_that_the_configuration_has_now_is_no_line_of_the_table(ingress) -> None:
     """A new deployment with the registry, and the folder, of the one before."""
     save(ingress.folder / "fixed")
     adapter = unmapped_adapter("fixed", ingress.folder / "fixed", TAKEN)
     said = AdapterEntry("tiny", "fixed", adapter, folder_key=adapter.key)
-    await ingress.control.take(ingress.board.board.set(said, AdapterTable()))
+    await ingress.control.take(ingress.board.board.set([said], AdapterTable()))
     await ingress.turns()
     assert ingress.board.board.table.entries == ()
     assert ingress.find("fixed") == CONFIGURED

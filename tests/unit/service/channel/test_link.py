@@ -18,6 +18,7 @@ from service.images.files import ImageCeilings
 from tests.fakes.engine import FakeEngine
 from tests.fakes.loop_probe import MAX_UNITS, held_units
 from tests.fakes.replica import FAST, NOTICING, FakeReplica, eventually
+from workers.adapters.ref import AdapterRef
 from workers.engine.pixels import ImagePixels
 from workers.engine.protocol import EngineStats, GenerateRequest
 from workers.sampling.params import SamplingParams
@@ -27,10 +28,10 @@ REQUEST = GenerateRequest("r", [5], SamplingParams(max_tokens=8))
 
 
 class DeafSink:
-    """Takes no outputs, and counts how often it is lost or refused."""
+    """Takes no outputs, and counts how often it is lost, refused or dropped."""
 
     def __init__(self):
-        self.num_lost = self.num_refused = 0
+        self.num_lost = self.num_refused = self.num_dropped = 0
 
     def deliver(self, output, engine_s):
         raise AssertionError("nothing was to come")
@@ -40,6 +41,9 @@ class DeafSink:
 
     def refuse(self):
         self.num_refused += 1
+
+    def drop(self):
+        self.num_dropped += 1
 
 
 @contextlib.asynccontextmanager
@@ -276,6 +280,22 @@ async def test_a_request_too_large_to_send_that_was_given_up_in_its_tick_holds_u
             await eventually(lambda: not replica.engine.running)
             assert unwanted.num_refused == unwanted.num_lost == 0
             assert link.is_connected
+
+
+async def test_a_request_that_cannot_be_encoded_takes_no_other_with_it():
+    with FakeReplica(FakeEngine(step_s=0.005)) as replica:
+        async with linking(replica.address) as link:
+            await eventually(lambda: link.is_connected)
+            sinks = {name: DeafSink() for name in ("a", "bad", "b", "c")}
+            for name, sink in sinks.items():
+                sink.deliver = lambda output, engine_s: None
+                adapter = AdapterRef("x", "/\udcff", "k") if name == "bad" else None
+                sampling = SamplingParams(max_tokens=100_000)
+                link.submit(GenerateRequest(name, [5], sampling, adapter=adapter), sink)
+            await eventually(lambda: len(replica.engine.running) == 3)
+            assert {name for name, sink in sinks.items() if sink.num_dropped} == {"bad"}
+            assert all(sink.num_lost == sink.num_refused == 0 for sink in sinks.values())
+            assert link.num_live_requests == 3
 
 
 @contextlib.asynccontextmanager

@@ -42,6 +42,16 @@ async def test_what_comes_after_the_end_is_nobodys():
     assert owner.num_ended == 1
 
 
+@pytest.mark.asyncio
+async def test_a_request_that_cannot_be_sent_ends_with_an_error():
+    stream, owner = made()
+    stream.drop()
+    stream.drop()
+    with pytest.raises(ApiError, match="cannot be sent") as caught:
+        await anext(stream)
+    assert (caught.value.code, owner.num_ended) == (ApiErrorCode.INTERNAL, 1)
+
+
 def test_every_attempt_has_an_id_of_its_own():
     stream, _ = made()
     ids = {"r", *(stream.next_attempt().request_id for _ in range(4))}

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from service.adapters.lease import FolderClaim
 from service.adapters.table import AdapterEntry, AdapterTable
 from service.deployments.control_plane import REGISTRY_EXPIRE_AFTER_S, RegistryActor
 from service.deployments.registry import ReplicaRegistry
@@ -48,12 +49,12 @@ async def test_two_models_folders_do_not_share_a_name() -> None:
 @pytest.mark.asyncio
 async def test_a_registry_that_knows_nothing_yet_lets_nobody_watch() -> None:
     registry = RegistryActor()
-    assert not await registry.lease_folder("m", "i", 10.0)
+    assert not (await registry.lease_folder(FolderClaim("m", "i", "n", 10.0))).has_it
     now_s = [0.0]
     registry._registry = ReplicaRegistry(REGISTRY_EXPIRE_AFTER_S, lambda: now_s[0])
     now_s[0] = REGISTRY_EXPIRE_AFTER_S
-    assert await registry.lease_folder("m", "i", 10.0)
-    assert not await registry.lease_folder("m", "j", 10.0)
+    assert (await registry.lease_folder(FolderClaim("m", "i", "n", 10.0))).has_it
+    assert not (await registry.lease_folder(FolderClaim("m", "j", "n", 10.0))).has_it
 
 
 @pytest.mark.asyncio
