@@ -1,6 +1,7 @@
 """`tessera models FOLDER`: what would run a model, how, and how much memory it takes."""
 
 import sys
+from collections.abc import Iterable
 from typing import Annotated, Any, get_args
 
 import msgspec
@@ -94,11 +95,15 @@ def models(  # noqa: PLR0913  one parameter a flag
     if as_json:
         sys.stdout.write(msgspec.json.encode(survey).decode() + "\n")
     else:
-        console = Console()
-        for line in survey_lines(survey, tp, ep):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        _print(survey_lines(survey, tp, ep))
     if survey.memory.why_no_fit:
         raise typer.Exit(1)
+
+
+def _print(lines: Iterable[str]) -> None:
+    console = Console()
+    for line in lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _config(**settings: Any) -> EngineConfig:

@@ -6,22 +6,20 @@ Slot 0 is no adapter's; its matrices are zeros.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from workers.adapters.host import HostAdapter
 from workers.adapters.sites import Site
+from workers.adapters.slot_ranks import SlotRanks
 from workers.adapters.worn import Group, WornAdapters
 from workers.parallel.group import TPGroup
-from workers.sampling.transfer import upload
 
 
 class SiteBank:
     """a (num_slots + 1, parts * max_rank, num_inputs): of each part max_rank rows, the adapter's
     own first and then zeros. b (num_slots + 1, num_outputs, max_rank): a part's rows take what its
-    rows of a gave. ranks int32 (num_slots + 1, parts): of each slot's adapter, 0 for a part that it
-    leaves as it is."""
+    rows of a gave."""
 
     def __init__(
         self,
@@ -38,24 +36,20 @@ class SiteBank:
         self.b = torch.zeros(
             (num_slots + 1, site.num_outputs, max_rank), dtype=dtype, device=device
         )
-        self.ranks = torch.zeros((num_slots + 1, len(site.parts)), dtype=torch.int32, device=device)
-        # The same on the host.
-        self._ranks = [[0] * len(site.parts) for _ in range(num_slots + 1)]
+        self.ranks = SlotRanks(num_slots, len(site.parts), device)
 
     @torch.inference_mode()
     def fill(self, slot: int, adapter: HostAdapter) -> None:
         """The slot is this adapter's from the next step on."""
         self.a[slot].zero_()
         self.b[slot].zero_()
-        for index, part in enumerate(self.site.parts):
-            pair = adapter.pairs.get(part.module)
-            self._ranks[slot][index] = rank = 0 if pair is None else pair.rank
+        pairs = [adapter.pairs.get(part.module) for part in self.site.parts]
+        for index, (part, pair) in enumerate(zip(self.site.parts, pairs, strict=True)):
             if pair is not None:
                 first = index * self.max_rank
-                self.a[slot, first : first + rank].copy_(pair.a, non_blocking=True)
-                self.b[slot, part.rows, :rank].copy_(pair.b, non_blocking=True)
-        (ranks,) = upload([np.array(self._ranks[slot], dtype=np.int32)], self.ranks.device)
-        self.ranks[slot].copy_(ranks)
+                self.a[slot, first : first + pair.rank].copy_(pair.a, non_blocking=True)
+                self.b[slot, part.rows, : pair.rank].copy_(pair.b, non_blocking=True)
+        self.ranks.set(slot, [0 if pair is None else pair.rank for pair in pairs])
 
     def hook(self, worn: WornAdapters, tp: TPGroup) -> None:
         """As Bank."""
@@ -79,7 +73,7 @@ class SiteBank:
         for slot, tokens in groups:
             own = x.index_select(0, tokens)
             for index, part in enumerate(self.site.parts):
-                rank = self._ranks[slot][index]
+                rank = self.ranks.of(slot)[index]
                 if not rank:
                     continue
                 first = index * self.max_rank

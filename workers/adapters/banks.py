@@ -48,7 +48,9 @@ class Banks:
     @property
     def num_bytes(self) -> int:
         """On the device, of all slots, the one that is no adapter's included."""
-        values = (value for bank in self.all() for value in vars(bank).values())
+        banks = self.all()
+        values = [value for bank in banks for value in vars(bank).values()]
+        values += [bank.ranks.on_device for bank in banks]
         return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
     def check_on_gpu(self, tp_size: int) -> None:

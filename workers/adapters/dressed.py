@@ -81,4 +81,4 @@ class DressedModel:
 
 def _matrices(bank: SiteBank) -> AdapterMatrices:
     blocks = OutputBlocks.of([part.rows for part in bank.site.parts], bank.a.device)
-    return AdapterMatrices(bank.a, bank.b, bank.ranks, blocks)
+    return AdapterMatrices(bank.a, bank.b, bank.ranks.on_device, blocks)

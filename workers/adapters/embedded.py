@@ -24,7 +24,8 @@ class AddedToEmbedding:
         blocks = OutputBlocks.of([slice(0, hidden_size)], bank.b.device)
         # Nothing is shrunk by a product.
         no_inputs = bank.b.new_empty((bank.b.shape[0], max_rank, 0))
-        return cls(bank.a, AdapterMatrices(no_inputs, bank.b, bank.ranks, blocks), step)
+        matrices = AdapterMatrices(no_inputs, bank.b, bank.ranks.on_device, blocks)
+        return cls(bank.a, matrices, step)
 
     def __call__(self, out: torch.Tensor, ids: torch.Tensor) -> None:
         """out (n, hidden_size), contiguous, += what adapters add to tokens of ids int64 (n,)."""

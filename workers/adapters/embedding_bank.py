@@ -3,20 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from workers.adapters.embedding_site import EmbeddingSite
 from workers.adapters.host import HostAdapter
+from workers.adapters.slot_ranks import SlotRanks
 from workers.adapters.worn import Group, WornAdapters
 from workers.parallel.group import TPGroup
-from workers.sampling.transfer import upload
 
 
 class EmbeddingBank:
     """a (num_slots + 1, vocab_size, max_rank): a token's column of A as a row. b (num_slots + 1,
-    hidden_size, max_rank). ranks int32 (num_slots + 1, 1); zeros beyond an adapter's own."""
+    hidden_size, max_rank); zeros beyond an adapter's own rank."""
 
     def __init__(
         self,
@@ -30,9 +29,7 @@ class EmbeddingBank:
         vocab_size, hidden_size = site.modules[site.path]
         self.a = torch.zeros((num_slots + 1, vocab_size, max_rank), dtype=dtype, device=device)
         self.b = torch.zeros((num_slots + 1, hidden_size, max_rank), dtype=dtype, device=device)
-        self.ranks = torch.zeros((num_slots + 1, 1), dtype=torch.int32, device=device)
-        # The same on the host.
-        self._ranks = [0] * (num_slots + 1)
+        self.ranks = SlotRanks(num_slots, 1, device)
 
     @torch.inference_mode()
     def fill(self, slot: int, adapter: HostAdapter) -> None:
@@ -40,12 +37,10 @@ class EmbeddingBank:
         self.a[slot].zero_()
         self.b[slot].zero_()
         pair = adapter.pairs.get(self.site.path)
-        self._ranks[slot] = rank = 0 if pair is None else pair.rank
         if pair is not None:
-            self.a[slot, :, :rank].copy_(pair.a.T, non_blocking=True)
-            self.b[slot, :, :rank].copy_(pair.b, non_blocking=True)
-        (ranks,) = upload([np.array([rank], dtype=np.int32)], self.ranks.device)
-        self.ranks[slot].copy_(ranks)
+            self.a[slot, :, : pair.rank].copy_(pair.a.T, non_blocking=True)
+            self.b[slot, :, : pair.rank].copy_(pair.b, non_blocking=True)
+        self.ranks.set(slot, [0 if pair is None else pair.rank])
 
     def hook(self, worn: WornAdapters, tp: TPGroup) -> None:
         """As Bank. Ranks have summed up by then, and add the same."""
@@ -59,7 +54,7 @@ class EmbeddingBank:
     def add_to(self, out: torch.Tensor, ids: torch.Tensor, groups: Sequence[Group]) -> None:
         """out (n, hidden_size) += what each group's adapter adds to its tokens. ids: int64 (n,)."""
         for slot, tokens in groups:
-            rank = self._ranks[slot]
+            (rank,) = self.ranks.of(slot)
             if rank:
                 shrunk = self.a[slot, ids[tokens], :rank]
                 out.index_add_(0, tokens, shrunk @ self.b[slot, :, :rank].T)

@@ -3,23 +3,22 @@
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 import torch
 
 from workers.adapters.expert_hooks import AddedToExperts
 from workers.adapters.expert_site import PARTS, ExpertsSite
 from workers.adapters.host import HostAdapter
+from workers.adapters.slot_ranks import SlotRanks
 from workers.adapters.worn import Group, WornAdapters
 from workers.parallel.group import TPGroup
-from workers.sampling.transfer import upload
 
 
 class ExpertBank:
     """By the places of experts on this rank. gate_up_a (num_slots + 1, places, 2 * max_rank,
     hidden_size): rows for gate, then for up; gate_up_b (num_slots + 1, places, 2 * columns,
     max_rank): gate over up; down_a (num_slots + 1, places, max_rank, columns); down_b (num_slots +
-    1, places, hidden_size, max_rank). ranks int32 (num_slots + 1, 3), of gate, up and down the
-    highest of any expert; zeros beyond an adapter's own."""
+    1, places, hidden_size, max_rank); zeros beyond an adapter's own ranks. ranks: of PARTS, the
+    highest of any expert."""
 
     def __init__(
         self,
@@ -40,25 +39,20 @@ class ExpertBank:
         self.gate_up_b = zeros(2 * share.num_columns, max_rank)
         self.down_a = zeros(max_rank, share.num_columns)
         self.down_b = zeros(hidden, max_rank)
-        self.ranks = torch.zeros((slots[0], len(PARTS)), dtype=torch.int32, device=device)
-        # The same on the host.
-        self._ranks = [[0] * len(PARTS) for _ in range(slots[0])]
+        self.ranks = SlotRanks(num_slots, len(PARTS), device)
 
     @torch.inference_mode()
     def fill(self, slot: int, adapter: HostAdapter) -> None:
         """The slot is this adapter's from the next step on."""
         for matrices in (self.gate_up_a, self.gate_up_b, self.down_a, self.down_b):
             matrices[slot].zero_()
-        ranks = self._ranks[slot]
-        for index, part in enumerate(PARTS):
-            stack = adapter.pairs.get(self.site.key(part))
-            ranks[index] = 0 if stack is None else stack.rank
+        stacks = [adapter.pairs.get(self.site.key(part)) for part in PARTS]
+        for index, stack in enumerate(stacks):
             if stack is not None:
                 a, b = self._matrices(slot, index)
                 a[:, : stack.rank].copy_(stack.a, non_blocking=True)
                 b[:, :, : stack.rank].copy_(stack.b, non_blocking=True)
-        (uploaded,) = upload([np.array(ranks, dtype=np.int32)], self.ranks.device)
-        self.ranks[slot].copy_(uploaded)
+        self.ranks.set(slot, [0 if stack is None else stack.rank for stack in stacks])
 
     def hook(self, worn: WornAdapters, tp: TPGroup) -> None:
         """As Bank. Each rank adds what its columns of A and all of B make of its own inputs."""
@@ -86,7 +80,7 @@ class ExpertBank:
         for slot, own in groups:
             rows = torch.isin(tokens, own).nonzero().flatten()
             for part, target in zip(parts, out.chunk(len(parts), dim=-1), strict=True):
-                rank = self._ranks[slot][part]
+                rank = self.ranks.of(slot)[part]
                 if rank and len(rows):
                     a, b = self._matrices(slot, part)
                     shrunk = x[rows] @ a[place, :rank].T

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from workers.adapters.host import HostAdapter
+from workers.adapters.slot_ranks import SlotRanks
 from workers.parallel.group import TPGroup
 
 Group = tuple[int, torch.Tensor]
@@ -25,7 +26,9 @@ class WornAdapters:
 
 class Bank(Protocol):
     """The device slots of one site: the matrices of the adapters that steps may have. Slot 0 is no
-    adapter's; its matrices are zeros."""
+    adapter's; its matrices are zeros. ranks: by what the site's parts are."""
+
+    ranks: SlotRanks
 
     def fill(self, slot: int, adapter: HostAdapter) -> None:
         """The slot is this adapter's from the next step on."""

@@ -4,6 +4,8 @@ Experts that all tokens share are pieces of a routed expert's width, taken by ev
 Experts. Needs Triton.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from workers.layers.cuda.expert_routing import Chosen
@@ -14,18 +16,24 @@ from workers.layers.moe.mixture import MixtureOfExperts
 from workers.layers.new_tensor import NewTensor
 from workers.layers.quantised.expert_products import kept_partial_products
 
+Multiply = Callable[[torch.Tensor, Chosen, Experts], torch.Tensor]
+
 
 class GroupedMixture:
     """(n, hidden_size), contiguous -> partial sums (num_parts, n, hidden_size) of this rank: a part
     a choice or, where kept weights are multiplied in splits, a part a split of each.
 
     is_summed: whether they are summed up first, (1, n, hidden_size): other ranks' are added then.
+    multiply: makes the parts; by default as the experts' weights are stored.
     """
 
-    def __init__(self, mixture: MixtureOfExperts, is_summed: bool) -> None:
+    def __init__(
+        self, mixture: MixtureOfExperts, is_summed: bool, multiply: Multiply | None = None
+    ) -> None:
         self._experts, self._is_summed = mixture.experts, is_summed
         self._choose = chooser_of(mixture)
-        self._multiply = _multiply_kept if mixture.experts.is_kept else _multiply
+        usual = _multiply_kept if mixture.experts.is_kept else _multiply
+        self._multiply = multiply or usual
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         parts = self._parts(x)

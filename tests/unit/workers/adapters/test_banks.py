@@ -52,7 +52,9 @@ def test_a_slot_is_as_if_it_had_never_had_another_adapter(sites, changes) -> Non
         bank.fill(2, adapter(sites, MAX_RANK, bool))
         bank.fill(2, later)
         fresh.fill(2, later)
-        assert bank._ranks == fresh._ranks
+        assert bank.ranks.of(2) == fresh.ranks.of(2)
+        assert torch.equal(bank.ranks.on_device, fresh.ranks.on_device)
+        assert bank.ranks.on_device[2].tolist() == bank.ranks.of(2)
         assert matrices(bank).keys() == matrices(fresh).keys() != set()
         for name, one in matrices(bank).items():
             assert torch.equal(one, matrices(fresh)[name]), (bank, name)
